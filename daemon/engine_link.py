@@ -1,0 +1,123 @@
+"""What the front and the engine process say to each other, over one private `ipc://` PAIR socket, msgpack.
+
+The engine process sends `Hello` when it is up; the front answers `Start`; `Loading` follows until `Ready` or `LoadFailed`.
+From then on the front sends `Add`, `Abort`, … at any time and the engine sends one `StepDone` per step.
+No torch on this side of the import graph: only the engine's torch-free modules.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.stats import EngineSnapshot, EngineStats
+
+
+class Start(msgspec.Struct, tag="start"):
+    config: EngineConfig
+
+
+class Add(msgspec.Struct, tag="add"):
+    request: Request
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """No answer for a request that is live: the front has ended it already. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class SetPriority(msgspec.Struct, tag="set_priority"):
+    request_id: str
+    priority: int
+
+
+class GetSnapshot(msgspec.Struct, tag="get_snapshot"):
+    pass
+
+
+class Exit(msgspec.Struct, tag="exit"):
+    pass
+
+
+ToEngine = Start | Add | Abort | SetPriority | GetSnapshot | Exit
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    pid: int
+
+
+class Loading(msgspec.Struct, tag="loading"):
+    """`fraction` is 0–1 of the whole load; `what` names the part, for people."""
+
+    fraction: float
+    what: str
+
+
+class EngineInfo(msgspec.Struct):
+    """What the engine chose. `max_request_tokens` is the longest prompt + output that both context and pool allow."""
+
+    device: str
+    device_name: str
+    dtype: str
+    kv_cache_dtype: str
+    kernel_backend: str
+    vocab_size: int
+    max_model_len: int
+    max_request_tokens: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    model_bytes: int
+    load_seconds: float
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    info: EngineInfo
+    stats: EngineStats
+
+
+class LoadFailed(msgspec.Struct, tag="load_failed"):
+    code: str
+    message: str
+
+
+class StepDone(msgspec.Struct, tag="step"):
+    outputs: list[SequenceOutput]
+    stats: EngineStats
+
+
+class Refused(msgspec.Struct, tag="refused"):
+    """The engine would not take an `Add`; the request has no other message."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+class Snapshot(msgspec.Struct, tag="snapshot"):
+    snapshot: EngineSnapshot
+
+
+FromEngine = Hello | Loading | Ready | LoadFailed | StepDone | Refused | Snapshot
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(payload: bytes) -> ToEngine:
+    message: ToEngine = _to_engine.decode(payload)
+    return message
+
+
+def decode_from_engine(payload: bytes) -> FromEngine:
+    message: FromEngine = _from_engine.decode(payload)
+    return message

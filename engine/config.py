@@ -1,0 +1,59 @@
+"""The engine's settings, frozen. No torch. Names are the flags' names; `daemon/config.py` fills them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine process needs to start. `None` is "choose for this machine".
+
+    Attributes:
+        model: path of a GGUF file, or of a folder with config.json and safetensors.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        dtype: of weights and activations: `auto`, `float32`, `bfloat16` or `float16`.
+        kv_cache_dtype: `auto` (that of the activations), `float32`, `bf16` or `fp16`.
+        block_size: tokens per KV block: 8, 16 or 32.
+        num_blocks: exact pool size; None sizes it from free memory.
+        gpu_memory_utilization: share of the device's *free* memory for the pool; None is 0.9 on a GPU, 0.3 of free RAM on a CPU.
+        max_num_seqs: seats: sequences that run at once.
+        max_num_batched_tokens: token budget of a step; None is 512 on a CPU, 2048 on a GPU.
+        max_model_len: longest prompt + output; None is the model's own context.
+        enable_prefix_caching: reuse the blocks of shared prefixes.
+        scheduling_policy: `priority`, or `fcfs` which ignores priorities.
+        ageing_s_per_point: seconds of waiting that outweigh one point of priority, so that every wait is bounded.
+        num_threads: torch threads on a CPU; None is the number of physical cores.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "priority"
+    ageing_s_per_point: float = 0.5
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The scheduler's share of the settings, every value known.
+
+    Attributes:
+        max_num_batched_tokens: token budget of a step, >= 1.
+        max_model_len: longest prompt + output that a request may ask for.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "priority"
+    ageing_s_per_point: float = 0.5

@@ -1,0 +1,10 @@
+"""Refusals and faults that the engine raises; `daemon` passes code and message on unchanged."""
+
+
+class EngineError(Exception):
+    """`code` is stable and listed in the project's error table; `message` says value, limit and next step."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message

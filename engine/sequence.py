@@ -1,0 +1,65 @@
+"""One sequence of tokens on its way through the engine. Mutated only by `Scheduler`; read by everyone."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pagedd.engine.request import Request
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"  # never started, holds no block
+    RUNNING = "running"  # has a seat; prefilling or decoding
+    PREEMPTED = "preempted"  # had a seat and tokens, lost its blocks, waits to be recomputed
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One choice of one request.
+
+    Attributes:
+        token_ids: prompt, then output.
+        num_computed_tokens: KV of tokens [0, num_computed) is written; [num_computed, num_tokens) is still to compute.
+        num_cached_tokens: prompt tokens found in the prefix cache when blocks were first attached; None before that.
+        block_table: physical block of each logical block; covers at least [0, num_computed).
+        block_digests: digests of the leading full blocks, as far as they are known.
+        due_s: virtual start time, arrival − priority × ageing; the smaller, the more urgent. See `policy.py`.
+        num_recompute_tokens: tokens below this index were computed once already, before a preemption.
+    """
+
+    request: Request
+    choice_index: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    arrival_s: float
+    due_s: float
+    priority: int
+    state: SequenceState = SequenceState.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None
+    block_table: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    num_recompute_tokens: int = 0
+    num_preemptions: int = 0
+    first_token_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token to compute and at least one produced: the next step yields a token."""
+        return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]

@@ -1,0 +1,98 @@
+"""Every figure that pagedd shows about its engine, defined once, in words. No torch.
+
+* **KV usage** = used blocks / total blocks. A block is *free* (nothing worth keeping), *cached* (no live sequence uses
+  it, its content is indexed) or *used* (at least one live sequence names it); the three add up to the total.
+* **Slot fill** = live tokens / (used blocks × block size). A shared block's tokens count once.
+* **Fragmentation** = 1 − slot fill. **Contiguous fragmentation** = what one slab of `max_model_len` tokens for each
+  running sequence would waste for the same tokens.
+* **Hit rate** = cached tokens / looked-up prompt tokens, counted once per request, when its blocks are attached.
+  Tokens recomputed after a preemption count apart (`recomputed_tokens_total`).
+* **Batch occupancy** = running / `max_num_seqs` (seats), and scheduled tokens / token budget of the last step.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats:
+    """Counters since the engine started (`…_total`) and gauges of this moment. Cheap: built after every step.
+
+    `step_seconds` sums each part of all steps: schedule, prepare, forward, sample, commit.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks_free: int = 0
+    num_blocks_cached: int = 0
+    num_blocks_used: int = 0
+    num_live_tokens: int = 0
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    oldest_wait_s: float = 0.0
+    num_scheduled_tokens: int = 0
+    steps_total: int = 0
+    preemptions_total: int = 0
+    prefix_queries_total: int = 0
+    prefix_hits_total: int = 0
+    recomputed_tokens_total: int = 0
+    evictions_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    step_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.num_blocks_used / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def slot_fill(self) -> float | None:
+        slots = self.num_blocks_used * self.block_size
+        return self.num_live_tokens / slots if slots else None
+
+    @property
+    def fragmentation(self) -> float | None:
+        fill = self.slot_fill
+        return None if fill is None else 1.0 - fill
+
+    @property
+    def contiguous_fragmentation(self) -> float | None:
+        slots = self.num_requests_running * self.max_model_len
+        return 1.0 - min(1.0, self.num_live_tokens / slots) if slots else None
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.prefix_hits_total / self.prefix_queries_total if self.prefix_queries_total else None
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceSnapshot:
+    """One live sequence. `state` is waiting, prefill, decode or preempted; `block_table` is logical → physical."""
+
+    request_id: str
+    choice_index: int
+    state: str
+    priority: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    age_s: float
+    first_token_s: float | None
+    block_table: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineSnapshot:
+    """Every block and every sequence at one instant, between two steps.
+
+    `block_states[i]`: 0 free, 1 cached, 2 used. `block_ref_counts[i]` saturates at 255.
+    """
+
+    stats: EngineStats
+    block_states: bytes
+    block_ref_counts: bytes
+    sequences: list[SequenceSnapshot]

@@ -1,0 +1,53 @@
+"""One step of the engine: what the scheduler hands to the runner, and what comes back. No torch."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagedd.engine.request import TokenLogprobs
+from pagedd.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledSequence:
+    """`sequence` computes tokens [start, start + num_scheduled_tokens) in this step.
+
+    Attributes:
+        start: the sequence's `num_computed_tokens` when it was scheduled.
+        samplers: the sequences that draw a token from this one's last row: none in the middle of a prefill, itself when
+            its last known token is computed, and its forks (n > 1) when a prompt is first complete.
+    """
+
+    sequence: Sequence
+    start: int
+    num_scheduled_tokens: int
+    samplers: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One batch. `block_copies` (source, destination) are done before anything is written: copy-on-write of forked tails."""
+
+    number: int
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(item.num_scheduled_tokens for item in self.scheduled)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One drawn token, or the reason why there is none (`error_code`, and then the other fields mean nothing)."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    error_code: str | None = None
+
+
+class Runner(Protocol):
+    """Whatever computes a step: the real model (`runner.py`), or a fake in tests."""
+
+    def run(self, step: Step) -> list[Sampled]:
+        """Returns one `Sampled` per entry of every `samplers`, in the order of `step.scheduled`."""
+        ...
