@@ -8,3 +8,7 @@ class EngineError(Exception):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+class IntegrityError(RuntimeError):
+    """The engine's own bookkeeping contradicts itself: a fault of pagedd, never of a request."""

@@ -1,8 +1,9 @@
-"""One sequence of tokens on its way through the engine. Mutated only by `Scheduler`; read by everyone."""
+"""One sequence of tokens on its way through the engine. Mutated only by `Scheduler` and `BlockManager`; read by everyone."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pagedd.engine.kv.prefix_cache import CachedBlock
 from pagedd.engine.request import Request
 
 
@@ -22,7 +23,8 @@ class Sequence:
         num_computed_tokens: KV of tokens [0, num_computed) is written; [num_computed, num_tokens) is still to compute.
         num_cached_tokens: prompt tokens found in the prefix cache when blocks were first attached; None before that.
         block_table: physical block of each logical block; covers at least [0, num_computed).
-        block_digests: digests of the leading full blocks, as far as they are known.
+        block_digests: digest of the chain's root, then of the leading full blocks, as far as they are known.
+        num_indexed_blocks: leading blocks whose content the prefix index knows; `last_indexed` is the last one's entry.
         due_s: virtual start time, arrival − priority × ageing; the smaller, the more urgent. See `policy.py`.
         num_recompute_tokens: tokens below this index were computed once already, before a preemption.
     """
@@ -39,6 +41,8 @@ class Sequence:
     num_cached_tokens: int | None = None
     block_table: list[int] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)
+    num_indexed_blocks: int = 0
+    last_indexed: CachedBlock | None = None
     num_recompute_tokens: int = 0
     num_preemptions: int = 0
     first_token_s: float | None = None

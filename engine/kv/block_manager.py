@@ -1,0 +1,195 @@
+"""Block tables: which blocks a sequence holds, shares, copies and gives back.
+
+Ties `BlockPool` (references) and `PrefixCache` (contents) to `Sequence.block_table`. Plain Python, no tensors: the
+scheduler's simulation and its tests run on it without a model. The bytes themselves live in `storage.py`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pagedd.engine.errors import IntegrityError
+from pagedd.engine.kv.block_pool import BlockPool
+from pagedd.engine.kv.prefix_cache import CachedBlock, Hasher, PrefixCache, blake2b_digest
+from pagedd.engine.sequence import Sequence
+
+
+class BlockManager:
+    """All KV blocks of one engine and the sequences that name them.
+
+    Args:
+        namespace: (tag, value) pairs that the KV of every block depends on; see `PrefixCache`.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        namespace: Iterable[tuple[str, str]] = (),
+        hasher: Hasher = blake2b_digest,
+    ) -> None:
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.pool = BlockPool(num_blocks)
+        self.prefix_cache = PrefixCache(tuple(namespace), hasher)
+        self.evictions_total = 0
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def find_prefix(self, sequence: Sequence) -> list[CachedBlock]:
+        """The unbroken run of cached blocks from block 0 that holds the start of `sequence`.
+
+        At least one token is always left to compute, since the last token's logits are wanted.
+        """
+        if not self.enable_prefix_caching:
+            return []
+        size = self.block_size
+        run: list[CachedBlock] = []
+        parent: CachedBlock | None = None
+        for i in range((sequence.num_tokens - 1) // size):
+            token_ids = tuple(sequence.token_ids[i * size : (i + 1) * size])
+            entry = self.prefix_cache.find(self._digest(sequence, i), parent, token_ids)
+            if entry is None:
+                break
+            run.append(entry)
+            parent = entry
+        return run
+
+    def num_idle_after(self, prefix: list[CachedBlock]) -> int:
+        """Blocks that could still be taken once `prefix` is attached: its idle blocks are idle no more."""
+        return self.pool.num_idle - sum(self.pool.ref_count(entry.block_id) == 0 for entry in prefix)
+
+    def attach(self, sequence: Sequence, prefix: list[CachedBlock]) -> None:
+        """Starts the block table of `sequence` with a run that `find_prefix` returned."""
+        if sequence.block_table:
+            raise IntegrityError(f"{sequence.request.request_id} holds blocks already")
+        for entry in prefix:
+            self.pool.share(entry.block_id)
+        sequence.block_table = [entry.block_id for entry in prefix]
+        sequence.num_computed_tokens = len(prefix) * self.block_size
+        sequence.num_indexed_blocks = len(prefix)
+        sequence.last_indexed = prefix[-1] if prefix else None
+
+    def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that `grow(sequence, num_tokens)` would take, a copy of a shared tail included."""
+        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.block_table))
+        return missing + (self._shared_tail(sequence) is not None)
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
+        """Makes room to write KV for tokens [num_computed, num_tokens) of `sequence`.
+
+        Returns the (source, destination) copies that must be done first: a tail block that other sequences share is
+        copied before it is written. `None`, and nothing has changed, when the pool has too few idle blocks.
+        """
+        if self.num_missing_blocks(sequence, num_tokens) > self.pool.num_idle:
+            return None
+        copies = []
+        tail = self._shared_tail(sequence)
+        if tail is not None:
+            source = sequence.block_table[tail]
+            sequence.block_table[tail] = self._take()
+            copies.append((source, sequence.block_table[tail]))
+            self._release(source)
+        while len(sequence.block_table) * self.block_size < num_tokens:
+            sequence.block_table.append(self._take())
+        return copies
+
+    def index_full_blocks(self, sequence: Sequence) -> None:
+        """Enters the blocks of `sequence` that are now completely written into the prefix index."""
+        if not self.enable_prefix_caching:
+            return
+        size = self.block_size
+        for i in range(sequence.num_indexed_blocks, sequence.num_computed_tokens // size):
+            token_ids = tuple(sequence.token_ids[i * size : (i + 1) * size])
+            entry, displaced = self.prefix_cache.insert(
+                self._digest(sequence, i), sequence.last_indexed, token_ids, sequence.block_table[i]
+            )
+            if displaced is not None:
+                self.pool.discard(displaced)
+            sequence.last_indexed = entry
+            sequence.num_indexed_blocks = i + 1
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Gives `child`, which starts with the same computed tokens, every block of `parent`."""
+        for block_id in parent.block_table:
+            self.pool.share(block_id)
+        child.block_table = list(parent.block_table)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_indexed_blocks = parent.num_indexed_blocks
+        child.last_indexed = parent.last_indexed
+
+    def release(self, sequence: Sequence) -> None:
+        """Gives back every block of `sequence`. Reversed, so that a prompt's tail is evicted before its head."""
+        for block_id in reversed(sequence.block_table):
+            self._release(block_id)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_indexed_blocks = 0
+        sequence.last_indexed = None
+
+    def num_exclusive_blocks(self, sequence: Sequence) -> int:
+        """Blocks that would become idle if `sequence` gave its own back."""
+        return sum(self.pool.ref_count(block_id) == 1 for block_id in sequence.block_table)
+
+    def num_live_tokens(self, running: Iterable[Sequence]) -> int:
+        """Tokens with KV in used blocks, a shared block's once. O(sequences): only tails are not full."""
+        tails: dict[int, int] = {}
+        for sequence in running:
+            num_full = sequence.num_computed_tokens // self.block_size
+            for logical, block_id in enumerate(sequence.block_table[num_full:], num_full):
+                filled = max(0, sequence.num_computed_tokens - logical * self.block_size)
+                tails[block_id] = max(tails.get(block_id, 0), filled)
+        return (self.pool.num_used - len(tails)) * self.block_size + sum(tails.values())
+
+    def reset(self) -> None:
+        """Forgets every content and reference. Only for an engine without a live sequence."""
+        self.pool = BlockPool(self.pool.num_blocks)
+        self.prefix_cache.clear()
+
+    def check_integrity(self, live: Iterable[Sequence]) -> None:
+        """Raises `IntegrityError` unless pool, index and the block tables of all `live` sequences agree."""
+        self.pool.check_integrity()
+        references: Counter[int] = Counter()
+        for sequence in live:
+            references.update(sequence.block_table)
+            if len(sequence.block_table) * self.block_size < sequence.num_computed_tokens:
+                raise IntegrityError(f"{sequence.request.request_id}: computed tokens lie outside its block table")
+        for block_id in range(self.pool.num_blocks):
+            if references[block_id] != self.pool.ref_count(block_id):
+                raise IntegrityError(
+                    f"block {block_id} has {self.pool.ref_count(block_id)} references, block tables name it "
+                    f"{references[block_id]} times"
+                )
+            if self.pool.is_cached(block_id) and block_id not in self.prefix_cache:
+                raise IntegrityError(f"block {block_id} is cached but not indexed")
+            if not references[block_id] and not self.pool.is_cached(block_id) and block_id in self.prefix_cache:
+                raise IntegrityError(f"block {block_id} is free but indexed")
+
+    def _digest(self, sequence: Sequence, logical: int) -> bytes:
+        digests = sequence.block_digests
+        if not digests:
+            digests.append(self.prefix_cache.root_digest(sequence.request.cache_extras))
+        size = self.block_size
+        for i in range(len(digests) - 1, logical + 1):
+            digests.append(self.prefix_cache.block_digest(digests[i], sequence.token_ids[i * size : (i + 1) * size]))
+        return digests[logical + 1]
+
+    def _shared_tail(self, sequence: Sequence) -> int | None:
+        """Logical index of the partly written block when another sequence names it too."""
+        logical, filled = divmod(sequence.num_computed_tokens, self.block_size)
+        if filled and self.pool.ref_count(sequence.block_table[logical]) > 1:
+            return logical
+        return None
+
+    def _take(self) -> int:
+        block_id = self.pool.take()
+        if block_id is None:
+            raise IntegrityError("a block was taken from an empty pool")
+        if self.prefix_cache.forget(block_id):
+            self.evictions_total += 1
+        return block_id
+
+    def _release(self, block_id: int) -> None:
+        self.pool.release(block_id, keep=block_id in self.prefix_cache)

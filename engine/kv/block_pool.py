@@ -1,0 +1,151 @@
+"""The pool of physical KV blocks: who holds which, and in what order idle ones are given out.
+
+Owns reference counts and one intrusive doubly linked list of idle blocks. Doesn't know tokens, sequences or tensors;
+whether an idle block's content is worth keeping is told by the caller. Next: `block_manager.py`.
+
+A block is in exactly one state:
+
+    free     idle, content worthless      (front of the list: handed out first)
+    cached   idle, content indexed        (behind the free ones, least recently used first)
+    used     at least one reference, not in the list
+"""
+
+from pagedd.engine.errors import IntegrityError
+
+
+class Block:
+    """One physical block. Mutated only by `BlockPool`. The list's sentinel is a `Block` too, with `block_id` of no block."""
+
+    __slots__ = ("block_id", "is_cached", "next", "previous", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.is_cached = False  # meaningful while idle
+        self.previous: Block = self
+        self.next: Block = self
+
+
+class BlockPool:
+    """`num_blocks` blocks of equal size. Every operation is O(1) whatever the pool's size."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self.num_free = 0
+        self.num_cached = 0
+        self._idle = Block(num_blocks)  # sentinel: next is the first to be handed out, previous the last
+        self._blocks = [Block(block_id) for block_id in range(num_blocks)]
+        for block in self._blocks:
+            self._insert_before(self._idle, block)
+        self.num_free = num_blocks
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that `take` can still hand out."""
+        return self.num_free + self.num_cached
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_idle
+
+    def ref_count(self, block_id: int) -> int:
+        return self._blocks[block_id].ref_count
+
+    def is_cached(self, block_id: int) -> bool:
+        """Idle, and its content is kept for reuse."""
+        block = self._blocks[block_id]
+        return block.ref_count == 0 and block.is_cached
+
+    def take(self) -> int | None:
+        """Hands out the first idle block with one reference, or `None` when every block is used.
+
+        The caller must forget a cached block's content before it writes.
+        """
+        block = self._idle.next
+        if block is self._idle:
+            return None
+        self._leave_idle(block)
+        block.ref_count = 1
+        return block.block_id
+
+    def share(self, block_id: int) -> None:
+        """One more reference to a used or cached block."""
+        block = self._blocks[block_id]
+        if block.ref_count == 0:
+            if not block.is_cached:
+                raise IntegrityError(f"block {block_id} is free: its content cannot be shared")
+            self._leave_idle(block)
+        block.ref_count += 1
+
+    def release(self, block_id: int, *, keep: bool) -> None:
+        """One reference less. The last one makes the block cached (`keep`) or free."""
+        block = self._blocks[block_id]
+        if block.ref_count == 0:
+            raise IntegrityError(f"block {block_id} was released more often than it was taken")
+        block.ref_count -= 1
+        if block.ref_count == 0:
+            self._enter_idle(block, keep)
+
+    def discard(self, block_id: int) -> None:
+        """The content of `block_id` is worth nothing any more: a cached block becomes free, a used one stays used."""
+        block = self._blocks[block_id]
+        if block.ref_count == 0 and block.is_cached:
+            self._leave_idle(block)
+            self._enter_idle(block, False)
+
+    def idle_order(self) -> list[int]:
+        """Idle blocks in the order in which `take` would hand them out."""
+        order, block = [], self._idle.next
+        while block is not self._idle:
+            order.append(block.block_id)
+            block = block.next
+        return order
+
+    def states(self) -> bytes:
+        """One byte a block in physical order: 0 free, 1 cached, 2 used."""
+        return bytes(2 if block.ref_count else int(block.is_cached) for block in self._blocks)
+
+    def ref_counts(self) -> bytes:
+        """One byte a block in physical order, saturating at 255."""
+        return bytes(min(block.ref_count, 255) for block in self._blocks)
+
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` unless free + cached + used = total and the list holds the idle blocks, free ones first."""
+        order = self.idle_order()
+        idle = [self._blocks[block_id] for block_id in order]
+        if len(set(order)) != len(order) or any(block.ref_count for block in idle):
+            raise IntegrityError("the idle list holds a block twice, or one that is used")
+        num_cached = sum(block.is_cached for block in idle)
+        if any(block.is_cached for block in idle[: len(idle) - num_cached]):
+            raise IntegrityError("a cached block stands before a free one")
+        num_used = sum(block.ref_count > 0 for block in self._blocks)
+        if (len(idle) - num_cached, num_cached, num_used) != (self.num_free, self.num_cached, self.num_used):
+            raise IntegrityError(
+                f"counted {len(idle) - num_cached} free, {num_cached} cached, {num_used} used; "
+                f"expected {self.num_free}, {self.num_cached}, {self.num_used}"
+            )
+
+    def _enter_idle(self, block: Block, keep: bool) -> None:
+        block.is_cached = keep
+        if keep:
+            self.num_cached += 1
+            self._insert_before(self._idle, block)
+        else:
+            self.num_free += 1
+            self._insert_before(self._idle.next, block)
+
+    def _leave_idle(self, block: Block) -> None:
+        if block.is_cached:
+            self.num_cached -= 1
+        else:
+            self.num_free -= 1
+        block.is_cached = False
+        block.previous.next, block.next.previous = block.next, block.previous
+
+    @staticmethod
+    def _insert_before(successor: Block, block: Block) -> None:
+        block.previous, block.next = successor.previous, successor
+        successor.previous.next = block
+        successor.previous = block

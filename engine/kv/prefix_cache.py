@@ -1,0 +1,102 @@
+"""The index of full KV blocks by content: which block already holds the KV of a given prefix.
+
+Owns digests and the index. Doesn't know reference counts or who uses a block (`block_pool.py`, `block_manager.py`).
+
+A block's key is a chained digest over its parent's digest and its own token ids; the chain's root covers everything
+else that the KV depends on. A hit is believed only when the token ids are equal and the parent is the very block before
+it, so that even a colliding digest cannot serve another prompt's KV.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+Hasher = Callable[[bytes], bytes]
+
+
+def blake2b_digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedBlock:
+    """An index entry: `block_id` holds the KV of `token_ids`, preceded by everything that `parent` and its parents hold."""
+
+    digest: bytes
+    parent: "CachedBlock | None"
+    token_ids: tuple[int, ...]
+    block_id: int
+
+
+class PrefixCache:
+    """Digest → block, with token comparison.
+
+    Args:
+        namespace: (tag, value) pairs that hold for the whole cache: model, KV dtype, layout.
+        hasher: bytes → digest; replaceable so that tests can force collisions.
+    """
+
+    def __init__(self, namespace: Sequence[tuple[str, str]] = (), hasher: Hasher = blake2b_digest) -> None:
+        self._namespace = tuple(namespace)
+        self._hasher = hasher
+        self._by_digest: dict[bytes, CachedBlock] = {}
+        self._by_block: dict[int, CachedBlock] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._by_block
+
+    def root_digest(self, extras: Sequence[tuple[str, str]]) -> bytes:
+        """Start of a chain. Each tag and value is length-prefixed, so that `("salt", "A")` never equals `("adapter", "A")`."""
+        parts = []
+        for text in (text for pair in (*self._namespace, *extras) for text in pair):
+            encoded = text.encode()
+            parts.append(len(encoded).to_bytes(4, "little") + encoded)
+        return self._hasher(b"".join(parts))
+
+    def block_digest(self, parent_digest: bytes, token_ids: Sequence[int]) -> bytes:
+        """Digest of one full block behind `parent_digest`."""
+        return self._hasher(parent_digest + array("q", token_ids).tobytes())
+
+    def find(self, digest: bytes, parent: CachedBlock | None, token_ids: tuple[int, ...]) -> CachedBlock | None:
+        """The entry that holds exactly this content behind exactly this parent, else `None`."""
+        entry = self._by_digest.get(digest)
+        if entry is None or entry.parent is not parent or entry.token_ids != token_ids:
+            return None
+        return entry
+
+    def insert(
+        self, digest: bytes, parent: CachedBlock | None, token_ids: tuple[int, ...], block_id: int
+    ) -> tuple[CachedBlock, int | None]:
+        """Indexes `block_id`, whose KV is completely written.
+
+        Returns the entry for this content and the block that lost its place, if any. Equal content that is indexed
+        already keeps its entry, and `block_id` stays unindexed; an entry under the same digest whose content differs, or
+        whose parent is gone, gives way.
+        """
+        known = self.find(digest, parent, token_ids)
+        if known is not None:
+            return known, None
+        stale = self._by_digest.get(digest)
+        if stale is not None:
+            del self._by_block[stale.block_id]
+        entry = CachedBlock(digest, parent, token_ids, block_id)
+        self._by_digest[digest] = self._by_block[block_id] = entry
+        return entry, stale.block_id if stale is not None else None
+
+    def forget(self, block_id: int) -> bool:
+        """Drops the entry of `block_id`; False when there was none."""
+        entry = self._by_block.pop(block_id, None)
+        if entry is None:
+            return False
+        del self._by_digest[entry.digest]
+        return True
+
+    def clear(self) -> None:
+        self._by_digest.clear()
+        self._by_block.clear()
