@@ -55,6 +55,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     # Configuration (start-up and command line)
     "unknown_setting": ErrorKind(400, "A flag, environment variable or TOML key that does not exist."),
     "invalid_setting": ErrorKind(400, "A setting has a value outside its documented range."),
+    "already_running": ErrorKind(409, "Another daemon serves that runtime directory."),
     "model_unavailable": ErrorKind(404, "The model is not on disk and could not be fetched."),
     "checksum_mismatch": ErrorKind(500, "A fetched file is not the one that was asked for."),
     "unsupported_model": ErrorKind(400, "The model needs something that pagedd does not implement exactly."),
