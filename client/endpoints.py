@@ -109,8 +109,8 @@ def create_directory(endpoints: Endpoints) -> None:
     if status.st_uid != os.geteuid() or status.st_mode & 0o002:
         raise PageddError(
             "invalid_setting",
-            f"runtime directory {endpoints.directory}: owner {status.st_uid}, mode {status.st_mode & 0o7777:04o}; it must "
-            f"belong to user {os.geteuid()} and not be writable by everyone. Choose another with PAGEDD_RUNTIME_DIR",
+            f"runtime directory {endpoints.directory}: owner {status.st_uid}, mode {status.st_mode & 0o7777:04o}; it "
+            f"must belong to user {os.geteuid()} and not be writable by everyone; set PAGEDD_RUNTIME_DIR",
             field="runtime_dir",
         )
 

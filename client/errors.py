@@ -17,7 +17,9 @@ class ErrorKind:
 
 ERROR_KINDS: dict[str, ErrorKind] = {
     # The message itself
-    "malformed_message": ErrorKind(400, "The bytes are not a message of this protocol (JSON over HTTP, msgpack over ZeroMQ)."),
+    "malformed_message": ErrorKind(
+        400, "The bytes are not a message of this protocol (JSON over HTTP, msgpack over ZeroMQ)."
+    ),
     "protocol_version": ErrorKind(400, "The client speaks another version of the ZeroMQ protocol."),
     "message_too_large": ErrorKind(413, "The body or frame is larger than the daemon accepts."),
     "missing_field": ErrorKind(400, "A required field is absent."),
@@ -64,7 +66,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
 
 
 class PageddError(Exception):
-    """A refusal or fault with a code of `ERROR_KINDS`, a message with value, limit and next step, and the field it names."""
+    """A refusal or fault: a code of `ERROR_KINDS`, a message (value, limit, next step), maybe the field it names."""
 
     def __init__(self, code: str, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{code}: {message}")

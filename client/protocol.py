@@ -1,8 +1,8 @@
 """The messages of the ZeroMQ sockets: what a client may say, and what it hears back.
 
-A client's DEALER sends two frames, `[PROTOCOL_VERSION, msgpack(ClientMessage)]`; the daemon's ROUTER answers in the same
-form with a `DaemonMessage`. Every accepted `Generate` or `Chat` gets any number of `Delta` and exactly one terminal
-message per request: `Done` or `Failed`. `id` is chosen by the client and is unique among its live requests.
+A client's DEALER sends two frames, `[PROTOCOL_VERSION, msgpack(ClientMessage)]`; the daemon's ROUTER answers in the
+same form with a `DaemonMessage`. Every accepted `Generate` or `Chat` gets any number of `Delta` and exactly one
+terminal message: `Done` or `Failed`. `id` is chosen by the client and is unique among its live requests.
 
 Owns names, types and defaults. Ranges are checked by the daemon (`daemon/admission.py`), the same for HTTP.
 """
@@ -57,7 +57,7 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True, omit_defaults=True)
     """Continue a prompt, given as text or as token ids (exactly one of the two).
 
     Attributes:
-        parse_special: read `<|…|>`-like text in the prompt as control tokens. Off, so that pasted text cannot be a command.
+        parse_special: read `<|…|>`-like text in the prompt as control tokens. Off, so that pasted text is no command.
         cache_salt: narrows prefix sharing to requests with the same salt (and the same caller).
         stream: False sends no `Delta`; everything comes with `Done`.
     """
@@ -124,7 +124,7 @@ class TokenLogprob(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, tag="delta", kw_only=True, omit_defaults=True):
-    """New text of one choice. `token_ids` are those that the text since the last delta came from (may be empty text)."""
+    """New text of one choice, possibly empty. `token_ids` are those that it came from since the last delta."""
 
     id: str
     index: int = 0
@@ -145,7 +145,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class Choice(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One finished answer. `finish_reason` is `stop`, `length` or `abort`; `stop_reason` the string or id that ended it."""
+    """One finished answer. `finish_reason` is `stop`, `length` or `abort`; `stop_reason` the string or id."""
 
     index: int
     text: str
@@ -205,7 +205,7 @@ DaemonMessage = Accepted | Delta | Done | Failed | Ok | Pong | Stats
 
 
 class RequestRow(msgspec.Struct, kw_only=True):
-    """One sequence as the engine sees it. Times are seconds; `None` is "not yet". `block_table` is logical → physical."""
+    """One sequence as the engine sees it. Times are in s; `None` is "not yet". `block_table` is logical → physical."""
 
     request_id: str
     index: int
@@ -232,7 +232,7 @@ class BlockMap(msgspec.Struct, kw_only=True):
 
 
 class StatsFrame(msgspec.Struct, kw_only=True):
-    """One picture of the daemon. The figures' definitions are in `engine/stats.py`; ratios are 0–1, `None` is "not available"."""
+    """One picture of the daemon. `engine/stats.py` defines the figures; ratios are 0–1, `None` is "not available"."""
 
     version: str
     time_s: float

@@ -1,0 +1,392 @@
+"""`AsyncClient`: talk to the daemon from asyncio.
+
+Owns who is waiting for which answer: replies carry the asker's `id`, and one task per connection hands them out. Knows
+no socket (`link.py`), no place (`endpoints.py`) and no message's meaning beyond which ends a request (`protocol.py`).
+The blocking `Client` is in `sync.py`.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import msgspec
+import zmq
+import zmq.asyncio
+from pagedd.client import protocol
+from pagedd.client.endpoints import client_endpoints
+from pagedd.client.errors import PageddError
+from pagedd.client.link import Link
+from pagedd.client.options import SamplingOptions, make_sampling
+from pagedd.client.protocol import (
+    Accepted,
+    Cancel,
+    Chat,
+    ChatMessage,
+    ClientMessage,
+    DaemonMessage,
+    Delta,
+    Done,
+    Failed,
+    Generate,
+    GetStats,
+    Ok,
+    Ping,
+    Pong,
+    SetPriority,
+    Stats,
+    StatsFrame,
+)
+
+_LINGER_MS = 500
+
+_Answer = TypeVar("_Answer", Ok, Pong, Stats)
+
+
+class AsyncClient:
+    """A connection to the daemon of this machine, opened at the first use and again after the daemon was away.
+
+        async with AsyncClient() as client:
+            async for delta in client.generate("Once upon a time", max_tokens=64):
+                print(delta.text, end="", flush=True)
+            done = await client.chat([{"role": "user", "content": "Hello!"}])
+
+    Belongs to one event loop. Every refusal is a `PageddError` with the daemon's code.
+
+    Args:
+        runtime_dir: the folder of the daemon's sockets; None looks in the usual places (`endpoints.client_endpoints`).
+        timeout_s: most seconds to wait for a connection or for an answer that costs the daemon nothing (stats, ping,
+            cancel). A generation may take as long as it takes: bound it with `asyncio.timeout`, which cancels it.
+    """
+
+    def __init__(self, runtime_dir: str | Path | None = None, *, timeout_s: float = 10.0) -> None:
+        self._runtime_dir = runtime_dir
+        self._timeout_s = timeout_s
+        self._connections: dict[Path, _Connection] = {}
+        self._opening = asyncio.Lock()
+        self._ids = map(str, itertools.count(1))
+        self._generations: dict[str, Generation] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._requests()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends this client's live requests and closes its sockets. The client can be used again."""
+        for connection in self._connections.values():
+            await connection.close()
+        self._connections.clear()
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        model: str = "default",
+        priority: int = 0,
+        parse_special: bool = False,
+        cache_salt: str | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> "Generation":
+        """Continue `prompt`, or `prompt_token_ids`. Nothing is sent until the `Generation` is iterated or awaited."""
+        options = make_sampling(**sampling)
+
+        def request(id: str, stream: bool) -> Generate:
+            return Generate(
+                id=id,
+                prompt=prompt,
+                prompt_token_ids=None if prompt_token_ids is None else list(prompt_token_ids),
+                sampling=options,
+                model=model,
+                priority=priority,
+                stream=stream,
+                parse_special=parse_special,
+                cache_salt=cache_salt,
+            )
+
+        return Generation(self, next(self._ids), request)
+
+    def chat(
+        self,
+        messages: Iterable[ChatMessage | Mapping[str, str]],
+        *,
+        model: str = "default",
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> "Generation":
+        """Answer a conversation, given as `ChatMessage` or as dicts with `role` and `content`.
+
+        Raises `PageddError("invalid_type")` when a message is not of that form.
+        """
+        options = make_sampling(**sampling)
+        conversation = _conversation(messages)
+
+        def request(id: str, stream: bool) -> Chat:
+            return Chat(
+                id=id,
+                messages=conversation,
+                sampling=options,
+                model=model,
+                priority=priority,
+                stream=stream,
+                cache_salt=cache_salt,
+            )
+
+        return Generation(self, next(self._ids), request)
+
+    async def stats(self, *, blocks: bool = False) -> StatsFrame:
+        """One picture of the daemon; `blocks` adds the block map and every block table."""
+        connection = await self._requests()
+        return (await self._ask(connection, GetStats(id=next(self._ids), blocks=blocks), Stats)).frame
+
+    async def watch_stats(self) -> AsyncGenerator[StatsFrame, None]:
+        """Pictures as the daemon publishes them. A slow reader misses some and always gets the newest.
+
+        Raises `PageddError("daemon_unreachable")` when the daemon goes.
+        """
+        # CONFLATE keeps one message, so a reader that sleeps never sees an old one.
+        options: dict[int, int | bytes] = {zmq.CONFLATE: 1, zmq.SUBSCRIBE: b""}
+        link = await self._open_link(zmq.SUB, client_endpoints(self._runtime_dir).stats, options)
+        try:
+            while True:
+                for frames in await link.receive():
+                    yield _decoded(protocol.decode_stats, frames[0])
+        finally:
+            link.close()
+
+    async def ping(self) -> Pong:
+        """The daemon's version and state (`loading`, `ready`, …)."""
+        return await self._ask(await self._requests(), Ping(id=next(self._ids)), Pong)
+
+    async def cancel(self, request: "Generation | str") -> None:
+        """End a request: one of this client's own, or any other by its `request_id` through the admin socket.
+
+        Raises `PageddError`: `request_not_found`, or `forbidden` when this user may not act on others' requests.
+        """
+        target = request if isinstance(request, str) else request.id
+        for own in self._generations.values():
+            if target in (own.id, own.request_id):
+                await self._ask(await self._requests(), Cancel(id=next(self._ids), target=own.id), Ok)
+                return
+        if not isinstance(request, str):
+            raise PageddError("request_not_found", f"request {request.id} is not running")
+        await self._ask(await self._admin(), Cancel(id=next(self._ids), target=target), Ok)
+
+    async def set_priority(self, request_id: str, priority: int) -> None:
+        """Change a live request's priority (-100 … 100, higher is more urgent) through the admin socket.
+
+        Raises `PageddError`: `request_not_found`, `invalid_value` or `forbidden`.
+        """
+        message = SetPriority(id=next(self._ids), target=request_id, priority=priority)
+        await self._ask(await self._admin(), message, Ok)
+
+    async def _ask(self, connection: "_Connection", question: ClientMessage, kind: type[_Answer]) -> _Answer:
+        inbox = connection.post(question)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await inbox.get()
+        except TimeoutError:
+            raise PageddError(
+                "daemon_unreachable", f"{connection.path}: no answer within {self._timeout_s:g} s; is the daemon hung?"
+            ) from None
+        finally:
+            connection.forget(question.id)
+        if isinstance(answer, kind):
+            return answer
+        raise _as_error(answer)
+
+    async def _requests(self) -> "_Connection":
+        return await self._connection(client_endpoints(self._runtime_dir).requests)
+
+    async def _admin(self) -> "_Connection":
+        return await self._connection(client_endpoints(self._runtime_dir).admin)
+
+    async def _connection(self, path: Path) -> "_Connection":
+        async with self._opening:
+            connection = self._connections.get(path)
+            if connection is None or connection.is_lost:
+                connection = _Connection(await self._open_link(zmq.DEALER, path))
+                self._connections[path] = connection
+            return connection
+
+    async def _open_link(self, socket_type: int, path: Path, options: Mapping[int, int | bytes] | None = None) -> Link:
+        # The process's one context: it has no state of ours, and ends with the process.
+        return await Link.open(zmq.asyncio.Context.instance(), socket_type, path, self._timeout_s, options)
+
+
+class Generation:
+    """One request. `async for` gives its `Delta`s as they come; `await` gives the `Done` with whole texts and usage.
+
+    Awaiting after iterating gives the `Done` of the same request. Leaving the iteration early, or cancelling the task
+    that waits, cancels the request.
+
+    Attributes:
+        id: this client's name for the request.
+        request_id: the daemon's, as `pagectl ps` and the log show it; None until the daemon has accepted.
+    """
+
+    def __init__(self, client: AsyncClient, id: str, request: Callable[[str, bool], Generate | Chat]) -> None:
+        self.id = id
+        self.request_id: str | None = None
+        self._client = client
+        self._request = request
+        self._is_sent = False
+        self._done: Done | None = None
+
+    def __aiter__(self) -> AsyncGenerator[Delta, None]:
+        return self._run(stream=True)
+
+    def __await__(self) -> Generator[Any, None, Done]:
+        return self.result().__await__()
+
+    async def result(self) -> Done:
+        """The whole answer. Raises `PageddError` when the request was refused or broke."""
+        if self._done is None:
+            async for _ in self._run(stream=False):
+                pass
+        assert self._done is not None
+        return self._done
+
+    async def cancel(self) -> None:
+        """End the request; whoever reads it gets what there is, with `finish_reason` `abort`."""
+        await self._client.cancel(self)
+
+    async def _run(self, stream: bool) -> AsyncGenerator[Delta, None]:
+        if self._is_sent:
+            raise RuntimeError("a generation can be read once; call generate() or chat() again")
+        self._is_sent = True
+        connection = await self._client._requests()
+        inbox = connection.post(self._request(self.id, stream))
+        self._client._generations[self.id] = self
+        has_ended = False
+        try:
+            while True:
+                message = await inbox.get()
+                match message:
+                    case Accepted():
+                        self.request_id = message.request_id
+                    case Delta():
+                        yield message
+                    case Done():
+                        has_ended = True
+                        self._done = message
+                        return
+                    case _:
+                        has_ended = True
+                        raise _as_error(message)
+        finally:
+            del self._client._generations[self.id]
+            connection.forget(self.id)
+            if not has_ended:
+                connection.tell(Cancel(id=next(self._client._ids), target=self.id))
+
+
+class _Connection:
+    """Asks over one link and hands each answer to the inbox of whoever asked. Owned by `AsyncClient`."""
+
+    def __init__(self, link: Link) -> None:
+        self.path = link.path
+        self.is_lost = False
+        self._link = link
+        self._inboxes: dict[str, asyncio.Queue[DaemonMessage | PageddError]] = {}
+        self._router = asyncio.create_task(self._route(), name=f"pagedd client {link.path.name}")
+
+    def post(self, message: ClientMessage) -> "asyncio.Queue[DaemonMessage | PageddError]":
+        """Sends and returns the inbox of the answers. Raises `PageddError("message_too_large")`."""
+        inbox: asyncio.Queue[DaemonMessage | PageddError] = asyncio.Queue()
+        self.tell(message)
+        if self.is_lost:
+            inbox.put_nowait(PageddError("daemon_unreachable", f"{self.path}: the daemon closed the connection"))
+        self._inboxes[message.id] = inbox
+        return inbox
+
+    def tell(self, message: ClientMessage) -> None:
+        """Sends without an interest in the answer."""
+        payload = protocol.encode(message)
+        if len(payload) > protocol.MAX_MESSAGE_BYTES:
+            raise PageddError(
+                "message_too_large", f"{len(payload)} bytes, limit {protocol.MAX_MESSAGE_BYTES}; shorten the prompt"
+            )
+        if not self.is_lost:
+            self._link.send(protocol.PROTOCOL_VERSION, payload)
+
+    def forget(self, id: str) -> None:
+        """What still comes under this id is dropped."""
+        self._inboxes.pop(id, None)
+
+    async def close(self) -> None:
+        if not self.is_lost:
+            for id in self._inboxes:
+                self.tell(Cancel(id="", target=id))
+        self._router.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._router
+
+    async def _route(self) -> None:
+        reason = PageddError("daemon_unreachable", f"{self.path}: this client was closed")
+        try:
+            while True:
+                for frames in await self._link.receive():
+                    message = _message(frames)
+                    # An empty id asks only whether this peer is still there, and ZeroMQ has answered that.
+                    if inbox := self._inboxes.get(message.id):
+                        inbox.put_nowait(message)
+        except PageddError as error:
+            reason = error
+        finally:
+            self.is_lost = True
+            self._link.close(linger_ms=_LINGER_MS)
+            for inbox in self._inboxes.values():
+                inbox.put_nowait(reason)
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def _decoded(decode: Callable[[bytes], _Decoded], payload: bytes) -> _Decoded:
+    try:
+        return decode(payload)
+    except msgspec.DecodeError as error:
+        raise PageddError(
+            "protocol_version",
+            f"the daemon sent what this client cannot read ({error}); install the same version of both",
+        ) from error
+
+
+def _message(frames: list[bytes]) -> DaemonMessage:
+    if len(frames) != 2 or frames[0] != protocol.PROTOCOL_VERSION:
+        raise PageddError(
+            "protocol_version",
+            f"the daemon speaks {frames[0][:16]!r}, this client {protocol.PROTOCOL_VERSION!r}; "
+            "install the same version of both",
+        )
+    return _decoded(protocol.decode_daemon, frames[1])
+
+
+def _as_error(answer: DaemonMessage | PageddError) -> PageddError:
+    match answer:
+        case PageddError():
+            # A fresh one for each reader: raising one object in several tasks would mix their tracebacks.
+            return PageddError(answer.code, answer.message, field=answer.field)
+        case Failed():
+            return PageddError(answer.code, answer.message, field=answer.field)
+        case _:
+            return PageddError(
+                "protocol_version", f"the daemon answered with {type(answer).__name__}, which was not asked"
+            )
+
+
+def _conversation(messages: Iterable[ChatMessage | Mapping[str, str]]) -> list[ChatMessage]:
+    try:
+        return msgspec.convert(list(messages), list[ChatMessage])
+    except msgspec.ValidationError as error:
+        raise PageddError("invalid_type", f"messages: {error}", field="messages") from error
