@@ -14,7 +14,7 @@ class SequenceState(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Sequence:
     """One choice of one request.
 
@@ -26,6 +26,7 @@ class Sequence:
         block_digests: digest of the chain's root, then of the leading full blocks, as far as they are known.
         num_indexed_blocks: leading blocks whose content the prefix index knows; `last_indexed` is the last one's entry.
         due_s: virtual start time, arrival − priority × ageing; the smaller, the more urgent. See `policy.py`.
+        order: running number of arrival, unique; settles ties of `due_s`.
         num_recompute_tokens: tokens below this index were computed once already, before a preemption.
     """
 
@@ -35,6 +36,7 @@ class Sequence:
     num_prompt_tokens: int
     arrival_s: float
     due_s: float
+    order: int
     priority: int
     state: SequenceState = SequenceState.WAITING
     num_computed_tokens: int = 0

@@ -41,6 +41,7 @@ class EngineStats:
     evictions_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    integrity_alarms_total: int = 0
     step_seconds: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -46,7 +46,12 @@ class Sampled:
 
 
 class Runner(Protocol):
-    """Whatever computes a step: the real model (`runner.py`), or a fake in tests."""
+    """Whatever computes a step: the real model (`runner.py`), or a fake in tests.
+
+    `seconds` sums the time of each part of all steps: prepare, forward, sample.
+    """
+
+    seconds: dict[str, float]
 
     def run(self, step: Step) -> list[Sampled]:
         """Returns one `Sampled` per entry of every `samplers`, in the order of `step.scheduled`."""

@@ -1,0 +1,190 @@
+"""The engine: requests of token ids in, drawn tokens out, one step at a time.
+
+A step is three calls: the scheduler forms a batch, the runner computes it, the scheduler takes in what was drawn. Owns
+that order, the clock of each part, and containment: a fault in a batch ends the request that causes it, not the others.
+Knows no sockets and no text; the loop that calls `step` is `daemon/engine_process.py`.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from pagedd.engine.errors import EngineError, IntegrityError
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.scheduler import Scheduler
+from pagedd.engine.sequence import Sequence, SequenceState
+from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.step import Runner, Sampled, Step
+
+log = logging.getLogger(__name__)
+
+# So many steps in a row in which nothing at all could be computed mean a broken device, not a bad request.
+MAX_BARREN_STEPS = 3
+INTEGRITY_CHECK_INTERVAL_S = 60.0
+
+
+class Engine:
+    """One model, one pool, one batch. Not thread-safe: one loop calls everything."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._clock = clock
+        self._seconds = {"schedule": 0.0, "commit": 0.0}
+        self._num_barren_steps = 0
+        self._next_integrity_check_s = 0.0
+        self._integrity_alarms = 0
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises `EngineError` with the reason when it can never be served."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str, choice_index: int | None = None) -> bool:
+        """Ends a request (or one choice) silently; its blocks are idle when this returns. False when it is not live."""
+        return self._scheduler.abort(request_id, choice_index)
+
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        """Changes how urgent a live request is; False when it is not live."""
+        return self._scheduler.set_priority(request_id, priority)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def step(self) -> list[SequenceOutput]:
+        """Computes one batch and returns what it did for each sequence that drew a token or ended."""
+        started = time.perf_counter()
+        step = self._scheduler.schedule()
+        self._seconds["schedule"] += time.perf_counter() - started
+        if not step.scheduled:
+            return []
+        try:
+            sampled = self._runner.run(step)
+        except Exception:
+            log.exception("step %d failed; its %d sequences are tried one by one", step.number, len(step.scheduled))
+            return self._run_one_by_one(step)
+        self._num_barren_steps = 0
+        return self._commit(step, sampled)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of this moment; see `stats.py`. O(running sequences)."""
+        scheduler, blocks, counters = self._scheduler, self._scheduler.blocks, self._scheduler.counters
+        running = [s for s in scheduler.live_sequences() if s.state is SequenceState.RUNNING]
+        return EngineStats(
+            num_blocks=blocks.pool.num_blocks,
+            block_size=blocks.block_size,
+            max_num_seqs=scheduler.config.max_num_seqs,
+            max_num_batched_tokens=scheduler.config.max_num_batched_tokens,
+            max_model_len=scheduler.config.max_model_len,
+            num_blocks_free=blocks.pool.num_free,
+            num_blocks_cached=blocks.pool.num_cached,
+            num_blocks_used=blocks.pool.num_used,
+            num_live_tokens=blocks.num_live_tokens(running),
+            num_requests_running=scheduler.num_running,
+            num_requests_waiting=scheduler.num_waiting,
+            oldest_wait_s=scheduler.oldest_wait_s,
+            num_scheduled_tokens=scheduler.num_scheduled_tokens,
+            steps_total=counters.steps,
+            preemptions_total=counters.preemptions,
+            prefix_queries_total=counters.prefix_queries,
+            prefix_hits_total=counters.prefix_hits,
+            recomputed_tokens_total=counters.recomputed_tokens,
+            evictions_total=blocks.evictions_total,
+            prompt_tokens_total=counters.prompt_tokens,
+            generation_tokens_total=counters.generation_tokens,
+            integrity_alarms_total=self._integrity_alarms,
+            step_seconds={**self._seconds, **self._runner.seconds},
+        )
+
+    def snapshot(self) -> EngineSnapshot:
+        """Every block and every sequence between two steps. O(blocks + sequences)."""
+        now, pool = self._clock(), self._scheduler.blocks.pool
+        return EngineSnapshot(
+            stats=self.stats(),
+            block_states=pool.states(),
+            block_ref_counts=pool.ref_counts(),
+            sequences=[_sequence_snapshot(sequence, now) for sequence in self._scheduler.live_sequences()],
+        )
+
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""
+        self._scheduler.check_integrity()
+
+    def check_when_idle(self) -> None:
+        """To be called when there is no work: looks for drift, at most once a minute.
+
+        Drift is an alarm in the log and in `integrity_alarms_total`; every block's content is then distrusted and the
+        pool starts afresh, which costs the cache and no request.
+        """
+        now = self._clock()
+        if self.has_work or now < self._next_integrity_check_s:
+            return
+        self._next_integrity_check_s = now + INTEGRITY_CHECK_INTERVAL_S
+        try:
+            self.check_integrity()
+        except IntegrityError:
+            self._integrity_alarms += 1
+            log.exception("KV bookkeeping drifted; all cached blocks are dropped and the pool starts afresh")
+            self._scheduler.blocks.reset()
+
+    def _commit(self, step: Step, sampled: list[Sampled]) -> list[SequenceOutput]:
+        started = time.perf_counter()
+        outputs = self._scheduler.commit(step, sampled)
+        self._seconds["commit"] += time.perf_counter() - started
+        return outputs
+
+    def _run_one_by_one(self, step: Step) -> list[SequenceOutput]:
+        """Finds the sequences that a failed batch failed for. Writing KV twice into the same slots is harmless.
+
+        Raises the last fault when nothing could be computed several steps in a row.
+        """
+        outputs: list[SequenceOutput] = []
+        fault: Exception | None = None
+        num_computed = 0
+        for item in step.scheduled:
+            alone = Step(step.number, [item], step.block_copies)
+            try:
+                sampled = self._runner.run(alone)
+            except Exception as error:
+                log.exception("request %s failed alone", item.sequence.request.request_id)
+                fault = error
+                outputs.append(self._scheduler.fail(item.sequence, *_describe_fault(error)))
+            else:
+                num_computed += 1
+                outputs += self._commit(alone, sampled)
+        self._num_barren_steps = 0 if num_computed else self._num_barren_steps + 1
+        if fault is not None and self._num_barren_steps >= MAX_BARREN_STEPS:
+            raise fault
+        return outputs
+
+
+def _describe_fault(error: Exception) -> tuple[str, str]:
+    if isinstance(error, EngineError):
+        return error.code, error.message
+    # torch raises its own subclass of RuntimeError, which must not be imported here; a CPU raises MemoryError or a
+    # RuntimeError that names its allocator.
+    text = str(error)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
+        return "out_of_memory", "the device ran out of memory in this request's step; shorten the prompt or try later"
+    return "internal", f"the step failed with {type(error).__name__}; the daemon's log has the trace"
+
+
+def _sequence_snapshot(sequence: Sequence, now: float) -> SequenceSnapshot:
+    state = sequence.state.value
+    if sequence.state is SequenceState.RUNNING:
+        state = "decode" if sequence.is_decoding else "prefill"
+    first_token_s = None if sequence.first_token_s is None else sequence.first_token_s - sequence.arrival_s
+    return SequenceSnapshot(
+        request_id=sequence.request.request_id,
+        choice_index=sequence.choice_index,
+        state=state,
+        priority=sequence.priority,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_cached_tokens=sequence.num_cached_tokens or 0,
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+        num_preemptions=sequence.num_preemptions,
+        age_s=now - sequence.arrival_s,
+        first_token_s=first_token_s,
+        block_table=list(sequence.block_table),
+    )

@@ -1,0 +1,386 @@
+"""What runs in each step: seats, token budget, chunks, admission and preemption.
+
+Owns every `Sequence` and the only `BlockManager`. Doesn't know models, tensors or sockets: a step goes out
+(`schedule`), drawn tokens come back (`commit`). Who is more urgent is said in `policy.py`; blocks are in
+`kv/block_manager.py`.
+
+A step is formed anew each time. Running sequences that decode come first; what is left of the token budget goes to
+prefill chunks, running and newly admitted, in order of urgency. The most urgent running sequence can always take blocks
+from the least urgent one, so some sequence advances in every step.
+"""
+
+import itertools
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pagedd.engine.config import SchedulerConfig
+from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.policy import WaitingQueue, due_s, urgency
+from pagedd.engine.request import FinishReason, Request, SequenceOutput
+from pagedd.engine.sequence import Sequence, SequenceState
+from pagedd.engine.step import Sampled, ScheduledSequence, Step
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The live choices of one request. `unforked` ones wait for the first to complete the prompt they share."""
+
+    live: dict[int, Sequence]
+    unforked: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since start; defined in `stats.py`."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class Scheduler:
+    """Continuous batching over one pool of blocks.
+
+    Args:
+        blocks: the pool, empty.
+        clock: seconds, monotonic; replaceable so that tests decide what time it is.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, blocks: BlockManager, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config = config
+        self.blocks = blocks
+        self.counters = SchedulerCounters()
+        self.num_scheduled_tokens = 0
+        self._clock = clock
+        self._groups: dict[str, _Group] = {}
+        self._running: list[Sequence] = []  # most urgent first
+        self._waiting = WaitingQueue()
+        self._orders = itertools.count()
+
+    # --- requests come and go -----------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            EngineError: `duplicate_request`, `empty_prompt`, `prompt_too_long`, or `exceeds_kv_pool` for one that could
+                not fit the pool even alone.
+        """
+        self._refuse_unservable(request)
+        now = self._clock()
+        ranked = self.config.scheduling_policy == "priority"
+        due = due_s(now, request.priority if ranked else 0, self.config.ageing_s_per_point)
+        choices = [
+            Sequence(
+                request=request,
+                choice_index=i,
+                token_ids=list(request.prompt_token_ids),
+                num_prompt_tokens=len(request.prompt_token_ids),
+                arrival_s=now,
+                due_s=due,
+                order=next(self._orders),
+                priority=request.priority if ranked else 0,
+            )
+            for i in range(request.params.n)
+        ]
+        self._groups[request.request_id] = _Group({c.choice_index: c for c in choices}, choices[1:])
+        self._waiting.push(choices[0])
+
+    def abort(self, request_id: str, choice_index: int | None = None) -> bool:
+        """Ends a request, or one choice of it, without a word. Its blocks are idle when this returns.
+
+        False when nothing of that name is live.
+        """
+        group = self._groups.get(request_id)
+        if group is None:
+            return False
+        doomed = [c for c in group.live.values() if choice_index is None or c.choice_index == choice_index]
+        for sequence in doomed:
+            if sequence in group.unforked:
+                group.unforked.remove(sequence)
+            self._finish(sequence)
+        leader_is_gone = group.unforked and all(c in group.unforked for c in group.live.values())
+        if leader_is_gone:
+            self._waiting.push(group.unforked.pop(0))
+        return bool(doomed)
+
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        """Changes how urgent a live request is. False when no request of that id is live."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return False
+        if self.config.scheduling_policy == "priority":
+            for sequence in group.live.values():
+                sequence.priority = priority
+                sequence.due_s = due_s(sequence.arrival_s, priority, self.config.ageing_s_per_point)
+                if sequence in self._waiting:
+                    self._waiting.push(sequence)
+            self._running.sort(key=urgency)
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._groups)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """Seconds that the longest-waiting, never started sequence has waited; 0 when none waits."""
+        oldest = next((s for s in self._waiting if s.state is SequenceState.WAITING), None)
+        return self._clock() - oldest.arrival_s if oldest is not None else 0.0
+
+    def live_sequences(self) -> Iterator[Sequence]:
+        """Every sequence that has not finished, in order of arrival of their requests."""
+        for group in self._groups.values():
+            yield from group.live.values()
+
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` when blocks, index and block tables contradict each other."""
+        self.blocks.check_integrity(self.live_sequences())
+
+    # --- a step goes out ----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Step:
+        """Forms the next batch. Empty only when nothing is live."""
+        step = Step(number=self.counters.steps)
+        budget = self._schedule_decodes(step, self.config.max_num_batched_tokens)
+        self._schedule_prefills(step, budget)
+        self.num_scheduled_tokens = step.num_scheduled_tokens
+        self.counters.steps += bool(step.scheduled)
+        return step
+
+    def _schedule_decodes(self, step: Step, budget: int) -> int:
+        for sequence in [s for s in self._running if s.is_decoding]:
+            if budget > 0 and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
+                self._enter(step, sequence, 1)
+                budget -= 1
+        return budget
+
+    def _schedule_prefills(self, step: Step, budget: int) -> None:
+        running = deque(s for s in self._running if not s.is_decoding)
+        while budget > 0 and (sequence := self._next_prefill(running, step)) is not None:
+            chunk = min(sequence.num_uncomputed_tokens, budget)
+            if self._grow(sequence, chunk, step):
+                self._enter(step, sequence, chunk)
+            budget = self.config.max_num_batched_tokens - step.num_scheduled_tokens
+
+    def _next_prefill(self, running: deque[Sequence], step: Step) -> Sequence | None:
+        """The most urgent of those that prefill already (`running`) and those that wait, admitted.
+
+        Nobody overtakes one that could not be admitted, but those that have seats go on.
+        """
+        candidate = self._waiting.peek()
+        overtakes = candidate is not None and (not running or urgency(candidate) < urgency(running[0]))
+        if candidate is not None and overtakes and self._admit(candidate, step):
+            return candidate
+        while running:
+            sequence = running.popleft()
+            if sequence.state is SequenceState.RUNNING:  # else a more urgent one of this step took its blocks
+                return sequence
+        return self._next_prefill(running, step) if candidate is not None and not overtakes else None
+
+    def _enter(self, step: Step, sequence: Sequence, num_tokens: int) -> None:
+        item = ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens)
+        if num_tokens == sequence.num_uncomputed_tokens:
+            item.samplers = [sequence]
+            if sequence.num_output_tokens == 0:
+                item.samplers += self._groups[sequence.request.request_id].unforked
+        step.scheduled.append(item)
+
+    def _grow(self, sequence: Sequence, num_tokens: int, step: Step) -> bool:
+        """Room for the next `num_tokens` of a running sequence, if need be at the cost of less urgent running ones.
+
+        One that finds no room keeps its blocks and sits this step out; only a more urgent one may take them.
+        """
+        target = sequence.num_computed_tokens + num_tokens
+        while (copies := self.blocks.grow(sequence, target)) is None:
+            victim = self._running[-1]
+            if victim is sequence:
+                return False
+            self._preempt(victim, step)
+        step.block_copies += copies
+        return True
+
+    # --- admission and preemption -------------------------------------------------------------------------------------
+
+    def _admit(self, sequence: Sequence, step: Step) -> bool:
+        """Gives a waiting sequence a seat and its cached prefix, if all of its tokens can be computed in what is idle.
+
+        More urgent arrivals may take seat and blocks from running sequences of lower priority.
+        """
+        prefix = self.blocks.find_prefix(sequence)
+        lacking_seats = len(self._running) + 1 - self.config.max_num_seqs
+        # Prefills under way will need blocks that they don't hold yet, and each decode may need one soon.
+        owed = sum(max(1, self.blocks.num_missing_blocks(s, s.num_tokens)) for s in self._running)
+        wanted = self.blocks.num_blocks_for(sequence.num_tokens) - len(prefix) + owed
+        lacking_blocks = wanted - self.blocks.num_idle_after(prefix)
+        if self._running and (lacking_seats > 0 or lacking_blocks > 0):
+            victims = self._victims_for(sequence, lacking_seats, lacking_blocks)
+            if victims is None:
+                return False
+            for victim in victims:
+                self._preempt(victim, step)
+            prefix = self.blocks.find_prefix(sequence)
+        self._waiting.remove(sequence)
+        self.blocks.attach(sequence, prefix)
+        self._count_prefix(sequence)
+        sequence.state = SequenceState.RUNNING
+        insort(self._running, sequence, key=urgency)
+        return True
+
+    def _victims_for(self, sequence: Sequence, num_seats: int, num_blocks: int) -> list[Sequence] | None:
+        """The least urgent running sequences whose end would make room; `None` when even all of them would not."""
+        victims: list[Sequence] = []
+        for victim in reversed(self._running):
+            if num_seats <= 0 and num_blocks <= 0:
+                break
+            if victim.priority >= sequence.priority or urgency(victim) < urgency(sequence):
+                return None
+            victims.append(victim)
+            num_seats -= 1
+            num_blocks -= self.blocks.num_exclusive_blocks(victim)
+            num_blocks -= max(1, self.blocks.num_missing_blocks(victim, victim.num_tokens))
+        return victims if num_seats <= 0 and num_blocks <= 0 else None
+
+    def _preempt(self, victim: Sequence, step: Step) -> None:
+        """Takes seat and blocks of a running sequence. It is recomputed later; its caller sees nothing but time."""
+        step.scheduled = [item for item in step.scheduled if item.sequence is not victim]
+        held = set(victim.block_table)
+        step.block_copies = [copy for copy in step.block_copies if copy[1] not in held]
+        victim.num_recompute_tokens = max(victim.num_recompute_tokens, victim.num_computed_tokens)
+        victim.num_preemptions += 1
+        victim.state = SequenceState.PREEMPTED
+        self.counters.preemptions += 1
+        self.blocks.release(victim)
+        self._running.remove(victim)
+        self._waiting.push(victim)
+
+    def _count_prefix(self, sequence: Sequence) -> None:
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.counters.prefix_queries += sequence.num_prompt_tokens
+            self.counters.prefix_hits += sequence.num_cached_tokens
+
+    # --- tokens come back ---------------------------------------------------------------------------------------------
+
+    def commit(self, step: Step, sampled: list[Sampled]) -> list[SequenceOutput]:
+        """Takes in what a step computed. `sampled` has one entry per entry of every `samplers`, in order."""
+        outputs: list[SequenceOutput] = []
+        draws = iter(sampled)
+        for item in step.scheduled:
+            sequence = item.sequence
+            end = item.start + item.num_scheduled_tokens
+            self.counters.recomputed_tokens += max(0, min(end, sequence.num_recompute_tokens) - item.start)
+            sequence.num_computed_tokens = end
+            self.blocks.index_full_blocks(sequence)
+            drawn = [(sampler, next(draws)) for sampler in item.samplers]
+            if drawn and sequence.num_output_tokens == 0:
+                self.counters.prompt_tokens += sequence.num_prompt_tokens
+                self._fork(sequence, [sampler for sampler, _ in drawn[1:]])
+            outputs += [self._take_token(sampler, draw) for sampler, draw in drawn]
+        return outputs
+
+    def fail(self, sequence: Sequence, code: str, message: str) -> SequenceOutput:
+        """Ends one sequence with an error, its unforked siblings after it go on by themselves."""
+        output = self._output(sequence, [], "error")
+        output.error_code, output.error_message = code, message
+        self.abort(sequence.request.request_id, sequence.choice_index)
+        return output
+
+    def _fork(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Starts the other choices of a request from its computed prompt. Those without a seat are recomputed later."""
+        for child in children:
+            self._groups[parent.request.request_id].unforked.remove(child)
+            child.num_cached_tokens = parent.num_cached_tokens
+            if len(self._running) < self.config.max_num_seqs:
+                self.blocks.fork(parent, child)
+                child.state = SequenceState.RUNNING
+                insort(self._running, child, key=urgency)
+            else:
+                child.state = SequenceState.PREEMPTED
+                child.num_recompute_tokens = parent.num_computed_tokens
+                self._waiting.push(child)
+
+    def _take_token(self, sequence: Sequence, draw: Sampled) -> SequenceOutput:
+        if draw.error_code is not None:
+            return self.fail(sequence, draw.error_code, "the model's logits are not finite; the request was ended")
+        if sequence.first_token_s is None:
+            sequence.first_token_s = self._clock()
+        sequence.token_ids.append(draw.token_id)
+        self.counters.generation_tokens += 1
+        output = self._output(sequence, [draw.token_id], self._finish_reason(sequence, draw.token_id))
+        if draw.logprobs is not None:
+            output.logprobs = [draw.logprobs]
+        if output.finish_reason == "stop":
+            output.stop_token_id = draw.token_id
+        if output.finish_reason is not None:
+            self._finish(sequence)
+        return output
+
+    @staticmethod
+    def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
+        params = sequence.request.params
+        if token_id in params.stop_token_ids and sequence.num_output_tokens > params.min_tokens:
+            return "stop"
+        return "length" if sequence.num_output_tokens >= params.max_tokens else None
+
+    @staticmethod
+    def _output(sequence: Sequence, token_ids: list[int], finish_reason: FinishReason | None) -> SequenceOutput:
+        return SequenceOutput(
+            request_id=sequence.request.request_id,
+            choice_index=sequence.choice_index,
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            num_cached_tokens=sequence.num_cached_tokens or 0,
+        )
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self.blocks.release(sequence)
+        sequence.state = SequenceState.FINISHED
+        group = self._groups[sequence.request.request_id]
+        del group.live[sequence.choice_index]
+        if not group.live:
+            del self._groups[sequence.request.request_id]
+
+    def _refuse_unservable(self, request: Request) -> None:
+        config, params = self.config, request.params
+        num_prompt, num_total = len(request.prompt_token_ids), len(request.prompt_token_ids) + params.max_tokens
+        if request.request_id in self._groups:
+            raise EngineError("duplicate_request", f"{request.request_id} is live already; choose another id")
+        if num_prompt == 0:
+            raise EngineError("empty_prompt", "the prompt holds no token; give at least one")
+        if num_total > config.max_model_len:
+            raise EngineError(
+                "prompt_too_long",
+                f"{num_prompt} prompt tokens + max_tokens {params.max_tokens} = {num_total}, context "
+                f"{config.max_model_len}; shorten the prompt or lower max_tokens",
+            )
+        # The last token drawn is never computed, so its KV needs no slot.
+        num_blocks = self.blocks.num_blocks_for(num_total - 1)
+        if num_blocks > config.num_blocks:
+            raise EngineError(
+                "exceeds_kv_pool",
+                f"{num_prompt} prompt tokens + max_tokens {params.max_tokens} need {num_blocks} blocks of "
+                f"{config.block_size}, the pool has {config.num_blocks}; lower max_tokens or give the pool more memory",
+            )

@@ -1,0 +1,136 @@
+"""A model made of arithmetic, so that engine tests need no weights: it keeps token ids where a real one keeps KV."""
+
+import zlib
+from collections.abc import Callable
+
+import pytest
+from pagedd.engine.config import SchedulerConfig
+from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.prefix_cache import Hasher, blake2b_digest
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.scheduler import Scheduler
+from pagedd.engine.step import Sampled, Step
+
+VOCAB = 50
+
+
+def next_token(context: list[int], choice_index: int) -> int:
+    """What the arithmetic model draws after `context`."""
+    return zlib.crc32(bytes(context) + bytes([choice_index])) % VOCAB
+
+
+class TokenRunner:
+    """Writes token ids into slots and reads the whole context back through the block table, as attention would."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.seconds: dict[str, float] = {}
+        self.num_computed = 0
+
+    def run(self, step: Step) -> list[Sampled]:
+        size = self.block_size
+        for source, target in step.block_copies:
+            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+        for item in step.scheduled:
+            for i in range(item.start, item.start + item.num_scheduled_tokens):
+                self.slots[item.sequence.block_table[i // size] * size + i % size] = item.sequence.token_ids[i]
+                self.num_computed += 1
+        sampled = []
+        for item in step.scheduled:
+            end = item.start + item.num_scheduled_tokens
+            table = item.sequence.block_table
+            context = [self.slots[table[i // size] * size + i % size] for i in range(end)]
+            if context != item.sequence.token_ids[:end]:
+                raise AssertionError(f"read {context} through the block table, wrote {item.sequence.token_ids[:end]}")
+            sampled += [Sampled(next_token(item.sequence.token_ids[:end], s.choice_index)) for s in item.samplers]
+        return sampled
+
+
+class Bench:
+    """A scheduler on the arithmetic model, with a clock that only the test moves."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 6,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_model_len: int = 64,
+        hasher: Hasher = blake2b_digest,
+        **settings: object,
+    ) -> None:
+        config = SchedulerConfig(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.now = 0.0
+        self.blocks = BlockManager(
+            num_blocks, block_size, enable_prefix_caching=config.enable_prefix_caching, hasher=hasher
+        )
+        self.scheduler = Scheduler(config, self.blocks, clock=lambda: self.now)
+        self.runner = TokenRunner(num_blocks, block_size)
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.finished: dict[tuple[str, int], SequenceOutput] = {}
+
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int = 4, priority: int = 0, extras=(), **params: object
+    ) -> None:
+        self.scheduler.add(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+                priority=priority,
+                cache_extras=extras,
+            )
+        )
+
+    def step(self) -> Step:
+        step = self.scheduler.schedule()
+        for output in self.scheduler.commit(step, self.runner.run(step)):
+            key = (output.request_id, output.choice_index)
+            assert key not in self.finished, "a choice ended twice"
+            self.tokens.setdefault(key, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.finished[key] = output
+        self.scheduler.check_integrity()
+        return step
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Steps until nothing is live."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            assert self.step().scheduled, "a step in which nothing advances"
+        raise AssertionError("the requests do not end")
+
+    def output(self, request_id: str, choice_index: int = 0) -> list[int]:
+        return self.tokens.get((request_id, choice_index), [])
+
+    def num_cached(self, request_id: str) -> int:
+        return self.finished[request_id, 0].num_cached_tokens
+
+
+def cold_output(prompt: list[int], max_tokens: int, choice_index: int = 0) -> list[int]:
+    """What a fresh engine without prefix caching answers."""
+    context = list(prompt)
+    for _ in range(max_tokens):
+        context.append(next_token(context, choice_index))
+    return context[len(prompt) :]
+
+
+@pytest.fixture
+def bench() -> Callable[..., Bench]:
+    return Bench
+
+
+@pytest.fixture
+def cold() -> Callable[..., list[int]]:
+    return cold_output
