@@ -23,9 +23,10 @@ class Add(msgspec.Struct, tag="add"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """No answer for a request that is live: the front has ended it already. Unknown ids are ignored."""
+    """Ends a request, or one choice of it. No answer: the front has ended it already. Unknown ids are ignored."""
 
     request_id: str
+    choice_index: int | None = None
 
 
 class SetPriority(msgspec.Struct, tag="set_priority"):

@@ -1,0 +1,105 @@
+"""The `pagedd` command. Bare `pagedd` serves; the other commands prepare for that.
+
+Exit statuses are an interface (systemd's unit and scripts read them): see `EXIT_STATUSES`. Imports nothing heavy before
+a command needs it, because `/health` is to answer within a second of the start.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+
+from pagedd.client.errors import PageddError
+
+USAGE = """\
+usage: pagedd [FLAGS]                 serve a model (pagedd --help lists the flags)
+       pagedd pull NAME               fetch a model and verify it
+       pagedd prepare NAME            fetch it and make what the daemon needs to start quickly
+       pagedd check-config [FLAGS]    print every setting and where its value comes from
+       pagedd config-table            print the settings as a Markdown table
+       pagedd version
+"""
+
+# Numbers of sysexits.h. The unit does not restart the daemon after 65, 69, 75 and 78: waiting would not help.
+EXIT_STATUSES = {
+    "checksum_mismatch": os.EX_DATAERR,
+    "model_unavailable": os.EX_UNAVAILABLE,
+    "already_running": os.EX_TEMPFAIL,
+    "unknown_setting": os.EX_CONFIG,
+    "invalid_setting": os.EX_CONFIG,
+    "unsupported_model": os.EX_CONFIG,
+    "no_kv_memory": os.EX_OSERR,
+    "out_of_memory": os.EX_OSERR,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the console script; the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        if arguments and not arguments[0].startswith("-"):
+            return _command(arguments[0])(arguments[1:])
+        return serve(arguments)
+    except PageddError as error:
+        print(f"pagedd: {error}", file=sys.stderr)
+        return exit_status(error)
+
+
+def exit_status(error: PageddError) -> int:
+    return EXIT_STATUSES.get(error.code, os.EX_SOFTWARE)
+
+
+def serve(argv: list[str]) -> int:
+    from pagedd.daemon.config import load_config
+
+    if "--help" in argv or "-h" in argv:
+        print(USAGE)
+    config = load_config(argv).config
+    from pagedd.daemon.server import run
+
+    return run(config)
+
+
+def check_config(argv: list[str]) -> int:
+    from pagedd.daemon.config import load_config
+    from pagedd.daemon.settings import settings_of
+
+    loaded = load_config(argv, program="pagedd check-config")
+    for item in settings_of(type(loaded.config)):
+        print(f"{item.name} = {item.show(getattr(loaded.config, item.name))}  # {loaded.origins[item.name]}")
+    return 0
+
+
+def config_table(argv: list[str]) -> int:
+    from pagedd.daemon.config import DaemonConfig
+    from pagedd.daemon.settings import markdown_table
+
+    print(markdown_table(DaemonConfig))
+    return 0
+
+
+def version(argv: list[str]) -> int:
+    from importlib.metadata import version as installed_version
+
+    print(f"pagedd {installed_version('pagedd')}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "check-config": check_config,
+    "config-table": config_table,
+    "version": version,
+}
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    if name not in COMMANDS:
+        import difflib
+
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean pagedd {nearest[0]}?" if nearest else f"the commands are {', '.join(sorted(COMMANDS))}"
+        raise PageddError("unknown_setting", f"command {name}: there is none of that name; {hint}")
+    return COMMANDS[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

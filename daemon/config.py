@@ -1,0 +1,155 @@
+"""pagedd's settings: every one declared here, once, with its type, default, range and meaning.
+
+Flags (`--max-num-seqs`), environment (`PAGEDD_MAX_NUM_SEQS`), TOML keys (`max_num_seqs`) and the README's table are
+all made from these declarations by `settings.py`.
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon import logs
+from pagedd.daemon.settings import Loaded, load_settings, setting
+from pagedd.engine.config import EngineConfig
+
+DEFAULT_FILE = Path("/etc/pagedd/pagedd.toml")
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+# Variables of pagedd's other programs, which share the prefix.
+_OTHER_VARIABLES = ("PAGEDD_API_KEY", "PAGEDD_TEST_MODEL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """Every setting of the daemon. Frozen: a process keeps the settings it was started with."""
+
+    # The model
+    model: str = setting(DEFAULT_MODEL, "What to serve: a known name, a Hugging Face name, or a path.")
+    served_model_name: str | None = setting(
+        None, "The name under which clients ask for the model.", none_means="the model's own"
+    )
+    max_model_len: int | None = setting(
+        None, "Longest prompt and output together, in tokens.", minimum=1, none_means="the model's context"
+    )
+    # The device
+    device: str = setting("auto", "Where to compute: auto, cpu, cuda or cuda:N.")
+    dtype: str = setting("auto", "Type of weights and activations.", choices=("auto", "float32", "bfloat16", "float16"))
+    num_threads: int | None = setting(
+        None, "Threads that compute on a CPU.", minimum=1, maximum=1024, none_means="one a physical core"
+    )
+    # The KV cache
+    kv_cache_dtype: str = setting("auto", "Type of the KV cache.", choices=("auto", "float32", "bf16", "fp16"))
+    block_size: int = setting(16, "Tokens in a KV block.", choices=(8, 16, 32))
+    num_blocks: int | None = setting(
+        None, "KV blocks in the pool, exactly.", minimum=1, none_means="as many as the memory share holds"
+    )
+    gpu_memory_utilization: float | None = setting(
+        None,
+        "Share of the device's free memory for the KV pool.",
+        above=0,
+        maximum=1,
+        none_means="0.9 on a GPU, 0.3 of free RAM on a CPU",
+    )
+    enable_prefix_caching: bool = setting(True, "Keep the KV blocks of prompts and reuse those of shared prefixes.")
+    prefix_sharing: str = setting(
+        "caller", "Who shares cached prefixes: each caller with itself, or all.", choices=("caller", "all")
+    )
+    # Scheduling
+    max_num_seqs: int = setting(32, "Seats: sequences that run at once.", minimum=1, maximum=4096)
+    max_num_batched_tokens: int | None = setting(
+        None, "Token budget of a step.", minimum=1, maximum=1 << 20, none_means="512 on a CPU, 2048 on a GPU"
+    )
+    scheduling_policy: str = setting(
+        "priority", "Order of the queue; fcfs ignores priorities.", choices=("priority", "fcfs")
+    )
+    ageing_s_per_point: float = setting(
+        0.5, "Seconds of waiting that outweigh one point of priority.", above=0, maximum=3600
+    )
+    # Limits at the door
+    max_queued_requests: int = setting(
+        1024, "Requests that may wait; more are refused with 429.", minimum=1, maximum=1_000_000
+    )
+    max_prompts_per_request: int = setting(128, "Prompts times choices (n) in one request.", minimum=1, maximum=100_000)
+    # Sockets
+    runtime_dir: Path | None = setting(  # noqa: RUF009 (a dataclass field, made once for each)
+        None,
+        "Directory of the sockets.",
+        none_means="$RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/pagedd or ~/.cache/pagedd/run",
+    )
+    http_port: int | None = setting(
+        None, "Serve HTTP on this loopback TCP port as well; needs api_key_file.", minimum=1, maximum=65535, none="off"
+    )
+    http_host: str = setting("127.0.0.1", "Loopback address for http_port.")
+    api_key_file: Path | None = setting(  # noqa: RUF009 (as above)
+        None, "File with the API keys that TCP clients must show, one a line.", none="off"
+    )
+    # The process
+    drain_seconds: float = setting(
+        5.0, "How long running requests may go on after the signal to stop.", minimum=0, maximum=3600
+    )
+    log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
+    log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
+
+    def __post_init__(self) -> None:
+        """Checks what one setting's range cannot say. Raises `PageddError("invalid_setting")`."""
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
+            raise _invalid("device", self.device, "it is auto, cpu, cuda or cuda:N")
+        if not _is_loopback(self.http_host):
+            raise _invalid(
+                "http_host", self.http_host, "it must be a loopback address; put a TLS proxy in front to serve others"
+            )
+        if self.http_port is not None and self.api_key_file is None:
+            raise _invalid("http_port", self.http_port, "anyone on this machine can connect; set api_key_file as well")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise _invalid(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"it must be at least max_num_seqs, {self.max_num_seqs}, so that every seat can decode in a step",
+            )
+
+    def to_engine_config(self, weights: str) -> EngineConfig:
+        """The engine's share. `weights` is the path that `model` was resolved to."""
+        return EngineConfig(
+            model=weights,
+            device=self.device,
+            dtype=self.dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            enable_prefix_caching=self.enable_prefix_caching,
+            scheduling_policy=self.scheduling_policy,
+            ageing_s_per_point=self.ageing_s_per_point,
+            num_threads=self.num_threads,
+        )
+
+
+def load_config(
+    argv: list[str],
+    environ: Mapping[str, str] = os.environ,
+    default_file: Path = DEFAULT_FILE,
+    *,
+    program: str = "pagedd",
+) -> Loaded[DaemonConfig]:
+    """See `settings.load_settings`."""
+    return load_settings(DaemonConfig, argv, environ, default_file, program=program, other_variables=_OTHER_VARIABLES)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _invalid(name: str, value: object, rule: str) -> PageddError:
+    return PageddError("invalid_setting", f"{name} = {value}: {rule}", field=name)

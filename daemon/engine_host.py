@@ -1,0 +1,331 @@
+"""Starts the engine process, watches it, starts it again, and speaks for it to the rest of the front.
+
+`Service` calls `submit`, `abort`, `set_priority` and `snapshot`, and sets the callbacks; `server.py` starts and stops.
+Owns the process and its state, not the requests in it: when the engine dies `on_lost` tells their owner.
+One event loop, no thread; every callback runs in the loop. No torch.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+from pagedd.client.endpoints import ipc
+from pagedd.client.errors import PageddError
+from pagedd.daemon.engine_link import (
+    Abort,
+    Add,
+    EngineInfo,
+    Exit,
+    FromEngine,
+    GetSnapshot,
+    Hello,
+    LoadFailed,
+    Loading,
+    Ready,
+    Refused,
+    SetPriority,
+    Snapshot,
+    Start,
+    StepDone,
+)
+from pagedd.daemon.engine_socket import EngineSocket
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.stats import EngineSnapshot, EngineStats
+
+log = logging.getLogger(__name__)
+
+# Starting again would end the same way.
+_PERMANENT_CODES = frozenset(
+    {"invalid_setting", "unknown_setting", "unsupported_model", "model_unavailable", "checksum_mismatch"}
+)
+_MAX_FAILED_LOADS = 3
+_FIRST_DELAY_S = 0.25
+_MAX_DELAY_S = 30.0
+# An engine that served this long has earned a quick restart.
+_STABLE_S = 60.0
+_HELLO_TIMEOUT_S = 60.0
+_EXIT_TIMEOUT_S = 3.0
+
+
+class EngineState(Enum):
+    """Where the engine process is in its life. Changed only by `EngineHost`."""
+
+    STARTING = "starting"  # nothing loads yet: the model is being fetched or the process comes up
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"  # it died; the next one starts after a pause
+    FAILED = "failed"  # it cannot be started; `detail` says why
+    STOPPED = "stopped"
+
+
+class EngineHost:
+    """The engine as the front sees it.
+
+    Attributes:
+        state, progress, detail: for people and for `/health`; `progress` is 0–1 of the load.
+        failure: why `state` is FAILED.
+        info: what the engine chose, once it is ready; None while there is none.
+        stats: the newest figures; None while there is no engine.
+        pid: of the engine process; None while there is none.
+        num_restarts: engines that died and were replaced.
+        on_outputs, on_refused, on_lost, on_state: set by `Service`.
+    """
+
+    def __init__(self, socket_path: Path, command: Sequence[str] | None = None) -> None:
+        """`socket_path` is where front and engine meet; `command` is what to run instead of the engine process."""
+        self._socket_path = socket_path
+        self._command = tuple(command or (sys.executable, "-P", "-m", "pagedd.daemon.engine_process"))
+        self._socket: EngineSocket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._snapshots: deque[asyncio.Future[EngineSnapshot]] = deque()
+        self._start_message: Start | None = None
+        self._load_failure: PageddError | None = None
+        self._ready_since_s: float | None = None
+        self._has_served = False
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+
+        self.state = EngineState.STARTING
+        self.progress = 0.0
+        self.detail = "starting"
+        self.failure: PageddError | None = None
+        self.info: EngineInfo | None = None
+        self.stats: EngineStats | None = None
+        self.pid: int | None = None
+        self.num_restarts = 0
+        self.on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
+        self.on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
+        self.on_lost: Callable[[str], None] = lambda reason: None
+        self.on_state: Callable[[], None] = lambda: None
+
+    # What the service asks
+
+    def submit(self, request: Request) -> None:
+        """Hands a request to the engine. Its outputs come through `on_outputs`, a refusal through `on_refused`.
+
+        Raises `PageddError`: engine_loading, engine_died, engine_failed or shutting_down.
+        """
+        self._ready_socket().send(Add(request=request))
+
+    def abort(self, request_id: str, choice_index: int | None = None) -> None:
+        """Ends a request, or one choice of it, before the engine's next step. No effect when there is no engine."""
+        if self._socket is not None and self.state is not EngineState.STOPPED:
+            self._socket.send(Abort(request_id=request_id, choice_index=choice_index))
+
+    def set_priority(self, request_id: str, priority: int) -> None:
+        """Moves a live request in the queue. Raises like `submit`."""
+        self._ready_socket().send(SetPriority(request_id=request_id, priority=priority))
+
+    async def snapshot(self) -> EngineSnapshot:
+        """Every block and sequence between two steps. Raises like `submit`, also when the engine dies meanwhile."""
+        socket = self._ready_socket()
+        answer: asyncio.Future[EngineSnapshot] = asyncio.get_running_loop().create_future()
+        # The engine answers in order, so the oldest future is always the next one to be answered.
+        self._snapshots.append(answer)
+        socket.send(GetSnapshot())
+        return await answer
+
+    def check_ready(self) -> None:
+        """Raises what `submit` would raise now."""
+        match self.state:
+            case EngineState.READY:
+                return
+            case EngineState.STARTING | EngineState.LOADING:
+                raise PageddError("engine_loading", f"{self.describe()}; try again shortly")
+            case EngineState.RESTARTING:
+                raise PageddError("engine_died", f"{self.detail}; try again shortly")
+            case EngineState.FAILED:
+                raise PageddError("engine_failed", f"{self.detail}; see the daemon's log")
+            case EngineState.STOPPED:
+                raise PageddError("shutting_down", "the daemon is stopping")
+
+    def describe(self) -> str:
+        """The state in words, e.g. `loading, 43 % (weights)`."""
+        if self.state in (EngineState.STARTING, EngineState.LOADING):
+            return f"loading, {round(self.progress * 100)} % ({self.detail})"
+        return f"{self.state.value}: {self.detail}" if self.detail else self.state.value
+
+    # What the server does
+
+    def report(self, progress: float, detail: str) -> None:
+        """Shows what goes on before the engine can start, such as the fetching of the model."""
+        self._enter(EngineState.STARTING, detail, progress)
+
+    async def start(self, config: EngineConfig, *, log_level: str = "info", log_format: str = "auto") -> None:
+        """Starts the engine process and returns; `wait_changed` and `state` tell how loading goes."""
+        arguments = ("--log-level", log_level, "--log-format", log_format)
+        self._supervisor = asyncio.create_task(self._supervise(config, arguments), name="engine supervisor")
+
+    async def wait_changed(self) -> None:
+        """Returns at the next change of state, progress or detail."""
+        await self._changed.wait()
+
+    async def stop(self) -> None:
+        """Ends the engine process, kindly when it is ready and at once when it loads. Safe to call twice."""
+        is_serving = self.state is EngineState.READY
+        self._stopping.set()
+        if self.state is not EngineState.FAILED:
+            self._enter(EngineState.STOPPED, "")
+        if self._supervisor is None:
+            return
+        if is_serving and self._socket is not None:
+            self._socket.send(Exit())
+            await asyncio.wait([self._supervisor], timeout=_EXIT_TIMEOUT_S)
+        self._kill()
+        await self._supervisor
+
+    # The life of engines
+
+    async def _supervise(self, config: EngineConfig, arguments: tuple[str, ...]) -> None:
+        num_failed_loads = 0
+        delay_s = _FIRST_DELAY_S
+        while True:
+            reason = await self._run_once(config, arguments)
+            ready_since_s, self._ready_since_s = self._ready_since_s, None
+            self._forget_engine(reason)
+            if self._stopping.is_set():
+                return
+            if ready_since_s is None:
+                num_failed_loads += 1
+            else:
+                self._has_served = True
+                if time.monotonic() - ready_since_s > _STABLE_S:
+                    delay_s = _FIRST_DELAY_S
+            if self._is_hopeless(num_failed_loads):
+                self.failure = self._load_failure or PageddError("engine_failed", reason)
+                log.error("the engine cannot be started: %s", self.failure)
+                self._enter(EngineState.FAILED, str(self.failure))
+                return
+            log.error("%s; starting another in %.2g s", reason, delay_s)
+            self.num_restarts += 1
+            self._enter(EngineState.RESTARTING, reason)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+            delay_s = min(delay_s * 2, _MAX_DELAY_S)
+            if self._stopping.is_set():
+                return
+
+    def _is_hopeless(self, num_failed_loads: int) -> bool:
+        """What fails for want of memory may work later; settings and models do not change by waiting."""
+        if self._load_failure is not None and self._load_failure.code in _PERMANENT_CODES:
+            return True
+        # Before the first success somebody waits for an answer; afterwards it must come back by itself.
+        return not self._has_served and num_failed_loads >= _MAX_FAILED_LOADS
+
+    async def _run_once(self, config: EngineConfig, arguments: tuple[str, ...]) -> str:
+        """One engine process from its start to its end; returns how it ended, in words."""
+        self._load_failure = None
+        self._enter(EngineState.STARTING, "engine process")
+        self._start_message = Start(config=config)
+        self._socket = EngineSocket(self._socket_path, self._on_message)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                "--link",
+                ipc(self._socket_path),
+                "--parent",
+                str(os.getpid()),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+            self._process, self.pid = process, process.pid
+            if self._stopping.is_set():
+                self._kill()
+            hello_timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT_S, self._kill_if_mute)
+            status = await process.wait()
+            hello_timer.cancel()
+        except OSError as error:
+            return f"the engine process could not be started: {error}"
+        finally:
+            self._socket.close()
+            self._socket = self._process = self.pid = None
+        if self._load_failure is not None:
+            return f"the engine could not load: {self._load_failure}"
+        return f"the engine process (pid {process.pid}) {_how_it_ended(status)}"
+
+    def _on_message(self, message: FromEngine) -> None:
+        match message:
+            case StepDone(outputs=outputs, stats=stats):
+                self.stats = stats
+                if outputs:
+                    self.on_outputs(outputs)
+            case Refused(request_id=request_id, code=code, message=text):
+                self.on_refused(request_id, code, text)
+            case Snapshot(snapshot=snapshot):
+                answer = self._snapshots.popleft()
+                if not answer.done():
+                    answer.set_result(snapshot)
+            case Hello():
+                self._enter(EngineState.LOADING, "libraries")
+                self._reply(self._start_message)
+            case Loading(fraction=fraction, what=what):
+                self._enter(EngineState.LOADING, what, fraction)
+            case Ready(info=info, stats=stats):
+                self.info, self.stats = info, stats
+                self._ready_since_s = time.monotonic()
+                self._enter(EngineState.READY, "", 1.0)
+            case LoadFailed(code=code, message=text):
+                self._load_failure = PageddError(code, text)
+                # It waits for this, so that its reason is here before its exit status.
+                self._reply(Exit())
+
+    def _reply(self, message: Start | Exit) -> None:
+        if self._socket is not None:
+            self._socket.send(message)
+
+    def _ready_socket(self) -> EngineSocket:
+        self.check_ready()
+        if self._socket is None:
+            raise PageddError("engine_died", "the engine process has just ended; try again shortly")
+        return self._socket
+
+    def _enter(self, state: EngineState, detail: str, progress: float = 0.0) -> None:
+        if self._stopping.is_set() and state is not EngineState.STOPPED:
+            # Whatever the engine still says on its way out.
+            return
+        self.state, self.detail, self.progress = state, detail, progress
+        self._changed.set()
+        self._changed.clear()
+        self.on_state()
+
+    def _forget_engine(self, reason: str) -> None:
+        was_serving = self.info is not None
+        self.info = self.stats = None
+        while self._snapshots:
+            answer = self._snapshots.popleft()
+            if not answer.done():
+                answer.set_exception(PageddError("engine_died", reason))
+        if was_serving:
+            self.on_lost(reason)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _kill_if_mute(self) -> None:
+        if self.state is EngineState.STARTING:
+            log.error("the engine process said nothing for %d s; it is ended", _HELLO_TIMEOUT_S)
+            self._kill()
+
+
+def _how_it_ended(status: int) -> str:
+    """An exit status as asyncio gives it, negative for a signal, in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (the kernel's out-of-memory killer does that too)" if -status == signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"

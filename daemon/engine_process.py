@@ -1,0 +1,273 @@
+"""The engine process: one loop around `Engine`, driven by the front over a private socket.
+
+    python -P -m pagedd.daemon.engine_process --link ipc://… --parent PID
+
+It owns the device and token ids; no text, no client. It ends with the front, whatever the front died of, and gives all
+device memory back by ending. `engine_host.py` starts and watches it; `engine_link.py` has what is said.
+"""
+
+import argparse
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import zmq
+from pagedd.daemon import logs
+from pagedd.daemon.engine_link import (
+    Abort,
+    Add,
+    EngineInfo,
+    Exit,
+    FromEngine,
+    GetSnapshot,
+    Hello,
+    LoadFailed,
+    Loading,
+    Ready,
+    Refused,
+    SetPriority,
+    Snapshot,
+    Start,
+    StepDone,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.errors import EngineError
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.stats import EngineSnapshot, EngineStats
+
+if TYPE_CHECKING:
+    from pagedd.engine.engine import EngineInfo as CreatedInfo
+
+# Run with -m, this module is called __main__.
+log = logging.getLogger("pagedd.daemon.engine_process")
+
+LOAD_FAILED_STATUS = 3
+CRASH_STATUS = 70
+
+_PR_SET_PDEATHSIG = 1
+_LOADING_INTERVAL_S = 0.05
+# How long a last message may take to leave before the process goes.
+_FAREWELL_MS = 2000
+
+
+class EngineLike(Protocol):
+    """What the loop needs of `pagedd.engine.engine.Engine`."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str, choice_index: int | None = None) -> bool: ...
+    def set_priority(self, request_id: str, priority: int) -> bool: ...
+    def step(self) -> list[SequenceOutput]: ...
+    def stats(self) -> EngineStats: ...
+    def snapshot(self) -> EngineSnapshot: ...
+    def check_when_idle(self) -> None: ...
+
+
+class LinkLost(Exception):
+    """The front closed its end."""
+
+
+class Link:
+    """The engine's end of the socket to the front. One thread only: that is ZeroMQ's rule for a socket."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        # Never a second connection: a front that is gone does not come back at this address.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.LINGER, _FAREWELL_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+
+    def send(self, message: FromEngine) -> None:
+        """Waits while the front is far behind, which is how it holds the engine back. Raises `LinkLost`."""
+        payload = encode(message)
+        while True:
+            try:
+                return self._socket.send(payload, zmq.NOBLOCK)
+            except zmq.Again:
+                self._wait(zmq.POLLOUT, None)
+
+    def receive(self, timeout_ms: int | None = None) -> ToEngine | None:
+        """The next message; None when there is none within `timeout_ms` (None waits for ever). Raises `LinkLost`."""
+        if not self._wait(zmq.POLLIN, timeout_ms):
+            return None
+        return decode_to_engine(self._socket.recv(zmq.NOBLOCK))
+
+    def _wait(self, event: int, timeout_ms: int | None) -> bool:
+        ready = dict(zmq.zmq_poll([(self._socket, event), (self._monitor, zmq.POLLIN)], timeout_ms))
+        if ready.get(self._socket):
+            return True
+        if ready:
+            raise LinkLost
+        return False
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._context.destroy(linger=_FAREWELL_MS)
+
+
+def serve(link: Link, engine: EngineLike) -> None:
+    """Steps the engine while it has work, and sleeps on the socket while it has none. Returns when told to exit."""
+    while obey(link, engine):
+        if engine.has_work:
+            outputs = engine.step()
+            link.send(StepDone(outputs=outputs, stats=engine.stats()))
+
+
+def obey(link: Link, engine: EngineLike) -> bool:
+    """Carries out every command that has arrived, so that an abort counts before the next step.
+
+    Waits for one when there is no work. False: told to exit.
+    """
+    message = link.receive(0 if engine.has_work else None)
+    changed = False
+    while message is not None:
+        if isinstance(message, Exit):
+            return False
+        changed |= _carry_out(message, link, engine)
+        message = link.receive(0)
+    if changed and not engine.has_work:
+        # No step will tell the front that an abort gave blocks back.
+        link.send(StepDone(outputs=[], stats=engine.stats()))
+        engine.check_when_idle()
+    return True
+
+
+def _carry_out(message: ToEngine, link: Link, engine: EngineLike) -> bool:
+    """True when the engine's figures may have changed."""
+    match message:
+        case Add(request=request):
+            try:
+                engine.add(request)
+            except EngineError as error:
+                link.send(Refused(request_id=request.request_id, code=error.code, message=error.message))
+        case Abort(request_id=request_id, choice_index=choice_index):
+            engine.abort(request_id, choice_index)
+        case SetPriority(request_id=request_id, priority=priority):
+            engine.set_priority(request_id, priority)
+        case GetSnapshot():
+            link.send(Snapshot(snapshot=engine.snapshot()))
+            return False
+        case _:
+            raise ValueError(f"unexpected message on the link: {type(message).__name__}")
+    return True
+
+
+class LoadProgress:
+    """Passes the load's progress on, seldom enough to cost nothing, and notices an order to exit meanwhile."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._sent_s = 0.0
+        self._what = ""
+
+    def __call__(self, fraction: float, what: str) -> None:
+        now = time.monotonic()
+        if what == self._what and now - self._sent_s < _LOADING_INTERVAL_S:
+            return
+        self._sent_s, self._what = now, what
+        self._link.send(Loading(fraction=fraction, what=what))
+        if isinstance(self._link.receive(0), Exit):
+            raise LinkLost
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when the front ends. Exits now when it has ended already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        # It ended before the signal was armed.
+        sys.exit(0)
+
+
+def load(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[EngineLike, EngineInfo, EngineStats]:
+    """Imports torch and makes the engine. Raises `EngineError`."""
+    if config.num_threads is not None:
+        # OpenMP reads it once, when torch is imported.
+        os.environ["OMP_NUM_THREADS"] = str(config.num_threads)
+    progress(0.0, "libraries")
+    from pagedd.engine.engine import create_engine
+
+    engine, created = create_engine(config, progress)
+    # What loading left is here to stay. Walking it again in every full collection would hold a step up.
+    gc.collect()
+    gc.freeze()
+    return engine, _link_info(created), engine.stats()
+
+
+def _link_info(created: "CreatedInfo") -> EngineInfo:
+    return msgspec.convert(created, EngineInfo, from_attributes=True)
+
+
+def run(link: Link) -> int:
+    """The life of the process once it is connected; the exit status."""
+    link.send(Hello(pid=os.getpid()))
+    start = link.receive()
+    if not isinstance(start, Start):
+        return 0
+    try:
+        engine, info, stats = load(start.config, LoadProgress(link))
+    except EngineError as error:
+        log.error("the engine cannot start: %s", error)
+        return _report_failure(link, error.code, error.message, LOAD_FAILED_STATUS)
+    except MemoryError:
+        log.exception("out of host memory while loading")
+        return _report_failure(link, "out_of_memory", "the host's memory ran out while the model loaded", CRASH_STATUS)
+    except LinkLost:
+        return 0
+    except Exception as error:
+        log.exception("fault while loading")
+        return _report_failure(link, "internal", f"{type(error).__name__}: {error}", CRASH_STATUS)
+    link.send(Ready(info=info, stats=stats))
+    try:
+        serve(link, engine)
+    except LinkLost:
+        log.warning("the front closed the link; the engine ends")
+    except Exception:
+        log.exception("fault in the engine; the front will start a new one")
+        return CRASH_STATUS
+    return 0
+
+
+def _report_failure(link: Link, code: str, message: str, status: int) -> int:
+    link.send(LoadFailed(code=code, message=message))
+    # The front answers with Exit: its reason is there before the exit status is.
+    link.receive(_FAREWELL_MS)
+    return status
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Started by pagedd; not a command for people.")
+    parser.add_argument("--link", required=True)
+    parser.add_argument("--parent", required=True, type=int)
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", default="auto")
+    options = parser.parse_args(argv)
+    # Before anything slow, so that no front's death goes unseen.
+    die_with_parent(options.parent)
+    # Ctrl-C and `systemctl stop` reach every process; the front decides when the engine has finished its requests.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logs.setup(options.log_level, options.log_format)
+    link = Link(options.link)
+    try:
+        return run(link)
+    finally:
+        link.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
