@@ -43,6 +43,7 @@ class SequenceOutput:
         logprobs: one per new token when asked for, else None.
         stop_token_id: the id that ended it, when `finish_reason` is `stop`.
         num_cached_tokens: prompt tokens served from the prefix cache, set once they are known.
+        queue_s: seconds from the request's arrival in the engine to its first scheduled chunk; on a choice's first output.
         error_code, error_message: set when `finish_reason` is `error`.
     """
 
@@ -53,5 +54,6 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    queue_s: float | None = None
     error_code: str | None = None
     error_message: str | None = None
