@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, Unpack
 import msgspec
 import zmq
 import zmq.asyncio
+
 from pagedd.client import protocol
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
@@ -158,8 +159,8 @@ class AsyncClient:
         link = await self._open_link(zmq.SUB, client_endpoints(self._runtime_dir).stats, options)
         try:
             while True:
-                for frames in await link.receive():
-                    yield _decoded(protocol.decode_stats, frames[0])
+                *_, newest = await link.receive()
+                yield _decoded(protocol.decode_stats, newest[0])
         finally:
             link.close()
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
 from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
-from zmq.utils.monitor import parse_monitor_message
 
 _HANDSHAKE_FAILURES = (
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,

@@ -1,0 +1,368 @@
+"""AsyncClient against a daemon that only speaks."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedd.client import AsyncClient, PageddError, protocol
+from pagedd.client.options import SamplingOptions
+from pagedd.client.protocol import (
+    Accepted,
+    Cancel,
+    Chat,
+    ChatMessage,
+    Delta,
+    Done,
+    Failed,
+    Generate,
+    GetStats,
+    Ping,
+    Pong,
+    Sampling,
+    SetPriority,
+)
+
+FakeDaemon = Any
+
+
+def test_the_keyword_arguments_are_the_fields_of_sampling() -> None:
+    assert set(SamplingOptions.__annotations__) == set(Sampling.__struct_fields__)
+
+
+async def test_iterating_gives_the_deltas_and_then_the_whole_answer(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        generation = client.generate("count", max_tokens=3, temperature=0, stop="\n")
+        texts = [delta.text async for delta in generation]
+        done = await generation
+    assert texts == ["one", " two", " three"]
+    assert done.choices[0].text == "one two three"
+    assert done.usage.total_tokens == 8
+    assert generation.request_id == "r1"
+    asked = daemon.hear(Generate)
+    assert (asked.prompt, asked.stream) == ("count", True)
+    assert asked.sampling == Sampling(max_tokens=3, temperature=0, stop=["\n"])
+
+
+async def test_awaiting_gives_the_whole_answer_and_asks_for_no_stream(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        done = await client.generate(prompt_token_ids=(1, 2), priority=5, cache_salt="s", parse_special=True)
+    assert isinstance(done, Done)
+    asked = daemon.hear(Generate)
+    assert (asked.prompt, asked.prompt_token_ids, asked.stream) == (None, [1, 2], False)
+    assert (asked.priority, asked.cache_salt, asked.parse_special) == (5, "s", True)
+
+
+async def test_a_chat_takes_dicts_and_messages(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        await client.chat([{"role": "system", "content": "Be brief."}, ChatMessage(role="user", content="Hi")], n=2)
+        with pytest.raises(PageddError, match=r"invalid_type: messages: .*content"):
+            client.chat([{"role": "user"}])
+    asked = daemon.hear(Chat)
+    assert asked.messages == [
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage(role="user", content="Hi"),
+    ]
+    assert asked.sampling.n == 2
+
+
+async def test_an_unknown_sampling_name_is_a_type_error_at_the_call(directory: Path) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        AsyncClient(directory).generate("x", temprature=1)  # type: ignore[call-arg]
+
+
+async def test_many_requests_share_a_connection_and_each_gets_its_own(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: [
+        Accepted(id=message.id, request_id="r" + message.id),
+        Delta(id=message.id, text=message.prompt),
+        *daemon.default_answer(message)[-1:],
+    ]
+
+    async def ask(client: AsyncClient, prompt: str) -> str:
+        return "".join([delta.text async for delta in client.generate(prompt)])
+
+    async with AsyncClient(directory) as client:
+        answers = await asyncio.gather(*(ask(client, f"p{i}") for i in range(50)))
+    assert answers == [f"p{i}" for i in range(50)]
+
+
+async def test_a_refusal_is_an_exception_with_code_message_and_field(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: [
+        Failed(id=message.id, code="prompt_too_long", message="9210 tokens, limit 8192", field="prompt")
+    ]
+    async with AsyncClient(directory) as client:
+        with pytest.raises(PageddError) as refusal:
+            await client.generate("x")
+        assert (refusal.value.code, refusal.value.field) == ("prompt_too_long", "prompt")
+        assert str(refusal.value) == "prompt_too_long: 9210 tokens, limit 8192"
+        with pytest.raises(PageddError, match="prompt_too_long"):
+            await client.stats()
+
+
+async def test_leaving_the_iteration_early_cancels_the_request(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: [Delta(id=message.id, text="a")] if isinstance(message, Generate) else []
+    async with AsyncClient(directory) as client:
+        async for _ in client.generate("x"):
+            break
+        asked = daemon.hear(Generate)
+        assert (await asyncio.to_thread(daemon.hear, Cancel)).target == asked.id
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_cancelling_the_task_that_waits_cancels_the_request(
+    daemon: FakeDaemon, directory: Path, stream: bool
+) -> None:
+    daemon.answer = lambda message: [Accepted(id=message.id, request_id="r9")] if isinstance(message, Generate) else []
+
+    async def read(client: AsyncClient) -> None:
+        if stream:
+            async for _ in client.generate("x"):
+                pass
+        else:
+            await client.generate("x")
+
+    async with AsyncClient(directory) as client:
+        reading = asyncio.create_task(read(client))
+        asked = await asyncio.to_thread(daemon.hear, Generate)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert (await asyncio.to_thread(daemon.hear, Cancel)).target == asked.id
+
+
+async def test_a_timeout_around_a_generation_cancels_it(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: []
+    async with AsyncClient(directory) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.generate("x")
+        await asyncio.to_thread(daemon.hear, Cancel)
+
+
+async def test_closing_the_client_cancels_what_it_has_running(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: []
+    client = AsyncClient(directory)
+    waiting = asyncio.ensure_future(client.generate("x").result())
+    asked = await asyncio.to_thread(daemon.hear, Generate)
+    await client.close()
+    assert (await asyncio.to_thread(daemon.hear, Cancel)).target == asked.id
+    with pytest.raises(PageddError, match="closed"):
+        await waiting
+
+
+async def test_what_comes_late_for_a_cancelled_request_is_dropped(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: [Delta(id=message.id, text="a")] if isinstance(message, Generate) else []
+    async with AsyncClient(directory) as client:
+        generation = client.generate("x")
+        async for _ in generation:
+            break
+        await asyncio.to_thread(daemon.hear, Cancel)
+        daemon.say(Delta(id=generation.id, text="late"))
+        daemon.answer = daemon.default_answer
+        assert (await client.generate("y")).choices[0].text == "one two three"
+
+
+async def test_a_generation_can_be_read_once(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        generation = client.generate("x")
+        first = await generation
+        assert await generation is first
+        with pytest.raises(RuntimeError, match="read once"):
+            async for _ in generation:
+                pass
+
+
+async def test_cancel_ends_an_own_request_over_the_request_socket(daemon: FakeDaemon, directory: Path) -> None:
+    from_start: list[str] = []
+
+    def answer(message: Any) -> list[Any]:
+        if isinstance(message, Generate):
+            from_start.append(message.id)
+            return [Accepted(id=message.id, request_id="r7"), Delta(id=message.id, text="a")]
+        aborted = daemon.default_answer(Generate(id=message.target, stream=False))[-1]
+        return [*daemon.default_answer(message), aborted]
+
+    daemon.answer = answer
+    async with AsyncClient(directory) as client:
+        for name in ("by the generation", "by the client with it", "by its request_id"):
+            generation = client.generate(name)
+            async for _ in generation:
+                match name:
+                    case "by the generation":
+                        await generation.cancel()
+                    case "by the client with it":
+                        await client.cancel(generation)
+                    case _:
+                        await client.cancel("r7")
+            assert (await generation).choices
+    assert [daemon.hear(Cancel).target for _ in range(3)] == from_start
+
+
+async def test_cancel_ends_anothers_request_over_the_admin_socket(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        await client.cancel("r42")
+        await client.set_priority("r42", 7)
+    assert daemon.hear(Cancel, "admin").target == "r42"
+    message = daemon.hear(SetPriority, "admin")
+    assert (message.target, message.priority) == ("r42", 7)
+
+
+async def test_cancelling_a_generation_that_is_not_running_says_so(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        with pytest.raises(PageddError, match="request_not_found"):
+            await client.generate("x").cancel()
+
+
+async def test_stats_and_ping_answer(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        assert (await client.stats(blocks=True)).requests[1].block_table == [1, 4]
+        assert daemon.hear(GetStats).blocks is True
+        assert (await client.ping()).state == "ready"
+
+
+async def test_the_daemons_own_ping_is_no_ones_answer(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: [Pong(id=""), *daemon.default_answer(message)]
+    async with AsyncClient(directory) as client:
+        assert (await client.ping()).version == "0.1.0"
+
+
+async def test_watching_gives_the_newest_frame_to_a_slow_reader(
+    daemon: FakeDaemon, directory: Path, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    client = AsyncClient(directory)
+    watching = client.watch_stats()
+    first = asyncio.ensure_future(anext(watching))
+    while not first.done():  # a PUB drops what it says before a subscriber has joined
+        daemon.publish(daemon.frame)
+        await asyncio.sleep(0.01)
+    for uptime_s in range(100, 200):
+        daemon.frame.uptime_s = float(uptime_s)
+        daemon.publish(protocol.encode(daemon.frame))
+    await asyncio.to_thread(eventually, daemon.has_published)
+    num_read = 1
+    while (await anext(watching)).uptime_s != 199.0:
+        num_read += 1
+    assert num_read < 20
+    await watching.aclose()
+    await client.close()
+
+
+async def test_without_a_daemon_every_call_says_so_at_once(directory: Path) -> None:
+    client = AsyncClient(directory)
+    for call in (client.ping, client.stats, client.generate("x").result, client.watch_stats().__anext__):
+        with pytest.raises(
+            PageddError, match=r"daemon_unreachable: .*pagedd\.sock|stats\.sock: no daemon listens there"
+        ):
+            await call()
+    with pytest.raises(PageddError, match="daemon_unreachable"):
+        await client.cancel("r1")
+
+
+async def test_a_socket_that_nobody_listens_on_any_more_is_no_daemon(directory: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(directory / "pagedd.sock"))
+    with pytest.raises(PageddError, match=r"daemon_unreachable: .*Connection refused"):
+        await AsyncClient(directory).ping()
+
+
+async def test_a_listener_that_never_shakes_hands_is_given_up(directory: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(directory / "pagedd.sock"))
+        mute.listen()
+        with pytest.raises(PageddError, match=r"daemon_unreachable: .*did not answer as pagedd within 0.2 s"):
+            await AsyncClient(directory, timeout_s=0.2).ping()
+
+
+async def test_a_socket_that_may_not_be_opened_is_forbidden(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(self: socket.socket, path: str) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("pagedd.client.link.socket.socket.connect", connect, raising=False)
+    with pytest.raises(PageddError, match=r"forbidden: .*join the group pagedd"):
+        await AsyncClient(directory).ping()
+
+
+async def test_a_daemon_that_does_not_answer_is_given_up(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: []
+    async with AsyncClient(directory, timeout_s=0.2) as client:
+        with pytest.raises(PageddError, match=r"daemon_unreachable: .*no answer within 0.2 s"):
+            await client.ping()
+
+
+async def test_when_the_daemon_goes_every_waiting_call_fails(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: [Delta(id=message.id, text="a")] if isinstance(message, Generate) else []
+
+    async def read(client: AsyncClient) -> list[str]:
+        texts = []
+        try:
+            async for delta in client.generate("x"):
+                texts.append(delta.text)
+        except PageddError as error:
+            texts.append(error.code)
+        return texts
+
+    async with AsyncClient(directory) as client:
+        waiting = [
+            asyncio.ensure_future(work)
+            for work in (read(client), client.generate("y").result(), client.stats(), client.ping())
+        ]
+        await asyncio.to_thread(daemon.hear, Ping)
+        daemon.stop()
+        texts, *failures = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+    assert texts == ["a", "daemon_unreachable"]
+    assert all(isinstance(failure, PageddError) and failure.code == "daemon_unreachable" for failure in failures)
+
+
+async def test_a_watcher_fails_when_the_daemon_goes(daemon: FakeDaemon, directory: Path) -> None:
+    watching = asyncio.ensure_future(anext(AsyncClient(directory).watch_stats()))
+    await asyncio.sleep(0.1)
+    daemon.stop()
+    with pytest.raises(PageddError, match="daemon_unreachable"):
+        await asyncio.wait_for(watching, 10)
+
+
+async def test_what_the_daemon_said_before_it_went_is_not_lost(daemon: FakeDaemon, directory: Path) -> None:
+    def answer(message: Any) -> list[Any]:
+        threading.Thread(target=daemon.stop).start()
+        return [Failed(id=message.id, code="shutting_down", message="the daemon is stopping")]
+
+    daemon.answer = answer
+    async with AsyncClient(directory) as client:
+        with pytest.raises(PageddError, match="shutting_down"):
+            await asyncio.wait_for(client.generate("x").result(), 10)
+
+
+async def test_the_client_serves_again_after_the_daemon_came_back(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        await client.ping()
+        daemon.stop()
+        with pytest.raises(PageddError, match="daemon_unreachable"):
+            await client.ping()
+        again = type(daemon)(directory)
+        assert (await client.generate("x")).choices[0].text == "one two three"
+        again.stop()
+
+
+@pytest.mark.parametrize("nonsense", [b"\xc1", b"", protocol.encode(Ping(id="1"))])
+async def test_words_that_this_client_cannot_read_end_what_waits(
+    daemon: FakeDaemon, directory: Path, nonsense: bytes
+) -> None:
+    def answer(message: Any) -> list[Any]:
+        daemon.say(nonsense)
+        return []
+
+    daemon.answer = answer
+    async with AsyncClient(directory) as client:
+        with pytest.raises(PageddError, match="protocol_version"):
+            await asyncio.wait_for(client.generate("x").result(), 10)
+
+
+async def test_a_prompt_larger_than_a_message_is_refused_before_it_is_sent(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        with pytest.raises(PageddError, match=r"message_too_large: \d+ bytes, limit 8388608"):
+            await client.generate("x" * protocol.MAX_MESSAGE_BYTES)
+        assert (await client.ping()).state == "ready"
