@@ -1,0 +1,86 @@
+"""Every kernel as plain loops: the specification that the other backends are tested against. Slow, exact, any device.
+
+Sums are taken in float64 and rounded once, to the dtype of the input, so that a difference is the other backend's.
+Signatures are those of `ops.py`; shapes are explained in `layout.py`.
+"""
+
+import math
+
+import torch
+
+from pagedd.kernels.layout import PagedBatch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """y = x / sqrt(mean(x²) + eps) · weight, over the last dimension."""
+    wide = x.double()
+    mean_square = (wide * wide).sum(dim=-1, keepdim=True) / x.shape[-1]
+    return (wide / torch.sqrt(mean_square + eps) * weight.double()).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (rms_norm(x + residual), x + residual)."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates, in place, the pairs (x[d], x[d + half]) of every head by the row's angle d."""
+    half = x.shape[-1] // 2
+    for row in range(x.shape[0]):
+        for head in range(x.shape[1]):
+            for d in range(half):
+                first, second = x[row, head, d].double(), x[row, head, d + half].double()
+                c, s = cos[row, d].double(), sin[row, d].double()
+                x[row, head, d] = first * c - second * s
+                x[row, head, d + half] = second * c + first * s
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up, where gate is the first half of the last dimension and up the second."""
+    gate, up = x.double().chunk(2, dim=-1)
+    return (gate / (1 + torch.exp(-gate)) * up).to(x.dtype)
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    block_size = kv_layer.shape[3]
+    for row, slot in enumerate(slot_mapping.tolist()):
+        block, offset = divmod(slot, block_size)
+        kv_layer[0, block, :, offset] = key[row]
+        kv_layer[1, block, :, offset] = value[row]
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv_layer: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Each query row in turn looks at each visible key in turn.
+
+    With p the row's position, key j is visible when j <= p and, under a sliding window, p − j < sliding_window.
+    """
+    block_size = kv_layer.shape[3]
+    group_size = query.shape[1] // kv_layer.shape[2]  # query heads that share one KV head
+    output = torch.empty_like(query)
+    starts = batch.query_starts.tolist()
+    for i, context_len in enumerate(batch.context_lens.tolist()):
+        for row in range(starts[i], starts[i + 1]):
+            position = context_len - (starts[i + 1] - row)
+            first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+            for head in range(query.shape[1]):
+                scores, values = [], []
+                for j in range(first, position + 1):
+                    block = int(batch.block_tables[i, j // block_size])
+                    key, value = kv_layer[:, block, head // group_size, j % block_size].double()
+                    score = float(query[row, head].double() @ key) * scale
+                    scores.append(score if soft_cap is None else soft_cap * math.tanh(score / soft_cap))
+                    values.append(value)
+                weights = torch.softmax(torch.tensor(scores, dtype=torch.float64, device=query.device), dim=0)
+                output[row, head] = (weights[:, None] * torch.stack(values)).sum(dim=0)
+    return output
