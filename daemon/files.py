@@ -1,0 +1,84 @@
+"""Files that are complete and right or absent, whatever interrupts the writer; and a lock between processes.
+
+Owns no path of its own. An `OSError` of writing becomes a `PageddError` that says what to do about it.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pagedd.client.errors import PageddError
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; waits for it. The kernel lets go of it when its holder dies."""
+    with explained_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def scratch_directory(beside: Path) -> Iterator[Path]:
+    """An empty folder on the file system of `beside`, removed at the end with what is still in it."""
+    with explained_write(beside):
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{beside.name}.", dir=beside.parent))
+    try:
+        with explained_write(beside):
+            yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def put_in_place(finished: Path, target: Path) -> None:
+    """Makes the file or folder `finished` durable under the name `target`, in place of what is there."""
+    for path in [*finished.rglob("*"), finished]:
+        _sync(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)  # a folder cannot be renamed over one that holds files
+    finished.rename(target)
+    _sync(target.parent)
+
+
+def verify_sha256(path: Path, expected: str) -> None:
+    """Removes the file and raises `checksum_mismatch` unless its digest is `expected`."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        path.unlink()
+        message = f"{path.name} has sha256 {found}, expected {expected}; it was removed, fetch it again"
+        raise PageddError("checksum_mismatch", message)
+
+
+@contextmanager
+def explained_write(target: Path) -> Iterator[None]:
+    """Turns an `OSError` into `model_unavailable` with the next step."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "the disk is full; free some space, or set XDG_CACHE_HOME to another disk"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            why = f"{error.strerror}; make the folder writable, or set XDG_CACHE_HOME to another one"
+        else:
+            why = f"{error.strerror or error}; check the disk"
+        raise PageddError("model_unavailable", f"cannot write {target}: {why}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

