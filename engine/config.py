@@ -14,7 +14,7 @@ class EngineConfig:
         kv_cache_dtype: `auto` (that of the activations), `float32`, `bf16` or `fp16`.
         block_size: tokens per KV block: 8, 16 or 32.
         num_blocks: exact pool size; None sizes it from free memory.
-        gpu_memory_utilization: share of the device's *free* memory for the pool; None is 0.9 on a GPU, 0.3 of free RAM on a CPU.
+        gpu_memory_utilization: share of the device's *free* memory for the pool; None is 0.9 on a GPU, 0.3 on a CPU.
         max_num_seqs: seats: sequences that run at once.
         max_num_batched_tokens: token budget of a step; None is 512 on a CPU, 2048 on a GPU.
         max_model_len: longest prompt + output; None is the model's own context.

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: token ids, never text. No torch, so that the front can build and read it."""
+"""What goes into the engine and what comes out: token ids, never text. No torch, so that the front can read it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,7 +28,7 @@ class Request:
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities at one position, from the model's raw logits. `top` is best first: (token id, logprob)."""
+    """Natural-log probabilities at one position, of the raw logits. `top` is best first: (token id, logprob)."""
 
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class SequenceOutput:
         logprobs: one per new token when asked for, else None.
         stop_token_id: the id that ended it, when `finish_reason` is `stop`.
         num_cached_tokens: prompt tokens served from the prefix cache, set once they are known.
-        queue_s: seconds from the request's arrival in the engine to its first scheduled chunk; on a choice's first output.
+        queue_s: seconds from arrival in the engine to the first scheduled chunk; on a choice's first output only.
         error_code, error_message: set when `finish_reason` is `error`.
     """
 

@@ -14,7 +14,8 @@ class SamplingParams:
         top_k: 0 keeps all, else the k most likely.
         top_p: (0, 1]; the smallest set of tokens whose probability reaches it.
         min_p: [0, 1]; tokens at least this fraction of the most likely one's probability.
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in prompt or output (CTRL, Keskar 2019).
+        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in prompt or output (CTRL,
+            Keskar et al. 2019).
         presence_penalty, frequency_penalty: subtracted once, or once per occurrence, for tokens in the output.
         logit_bias: token id -> amount added to its logit.
         num_logprobs: None for none, 0 for the chosen token's, k for the k best as well.

@@ -240,7 +240,7 @@ class Scheduler:
             prefix = self.blocks.find_prefix(sequence)
         self._waiting.remove(sequence)
         self.blocks.attach(sequence, prefix)
-        self._count_prefix(sequence)
+        self._note_start(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=urgency)
         return True
@@ -272,8 +272,9 @@ class Scheduler:
         self._running.remove(victim)
         self._waiting.push(victim)
 
-    def _count_prefix(self, sequence: Sequence) -> None:
-        if sequence.num_cached_tokens is None:
+    def _note_start(self, sequence: Sequence) -> None:
+        if sequence.started_s is None:
+            sequence.started_s = self._clock()
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.counters.prefix_queries += sequence.num_prompt_tokens
             self.counters.prefix_hits += sequence.num_cached_tokens
@@ -308,7 +309,7 @@ class Scheduler:
         """Starts the other choices of a request from its computed prompt. Those without a seat are recomputed later."""
         for child in children:
             self._groups[parent.request.request_id].unforked.remove(child)
-            child.num_cached_tokens = parent.num_cached_tokens
+            child.started_s, child.num_cached_tokens = parent.started_s, parent.num_cached_tokens
             if len(self._running) < self.config.max_num_seqs:
                 self.blocks.fork(parent, child)
                 child.state = SequenceState.RUNNING
@@ -321,11 +322,12 @@ class Scheduler:
     def _take_token(self, sequence: Sequence, draw: Sampled) -> SequenceOutput:
         if draw.error_code is not None:
             return self.fail(sequence, draw.error_code, "the model's logits are not finite; the request was ended")
-        if sequence.first_token_s is None:
-            sequence.first_token_s = self._clock()
         sequence.token_ids.append(draw.token_id)
         self.counters.generation_tokens += 1
         output = self._output(sequence, [draw.token_id], self._finish_reason(sequence, draw.token_id))
+        if sequence.first_token_s is None and sequence.started_s is not None:
+            sequence.first_token_s = self._clock()
+            output.queue_s = sequence.started_s - sequence.arrival_s
         if draw.logprobs is not None:
             output.logprobs = [draw.logprobs]
         if output.finish_reason == "stop":

@@ -1,4 +1,7 @@
-"""One sequence of tokens on its way through the engine. Mutated only by `Scheduler` and `BlockManager`; read by everyone."""
+"""One sequence of tokens on its way through the engine.
+
+Mutated only by `Scheduler` and `BlockManager`; read by everyone.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,6 +30,7 @@ class Sequence:
         num_indexed_blocks: leading blocks whose content the prefix index knows; `last_indexed` is the last one's entry.
         due_s: virtual start time, arrival − priority × ageing; the smaller, the more urgent. See `policy.py`.
         order: running number of arrival, unique; settles ties of `due_s`.
+        started_s, first_token_s: when it first got a seat, and its first token.
         num_recompute_tokens: tokens below this index were computed once already, before a preemption.
     """
 
@@ -47,6 +51,7 @@ class Sequence:
     last_indexed: CachedBlock | None = None
     num_recompute_tokens: int = 0
     num_preemptions: int = 0
+    started_s: float | None = None
     first_token_s: float | None = None
 
     @property

@@ -25,7 +25,7 @@ class ScheduledSequence:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One batch. `block_copies` (source, destination) are done before anything is written: copy-on-write of forked tails."""
+    """One batch. `block_copies` (source, destination), the copy-on-write of forked tails, are done before any write."""
 
     number: int
     scheduled: list[ScheduledSequence] = field(default_factory=list)

@@ -14,7 +14,7 @@ from pagedd.engine.errors import IntegrityError
 
 
 class Block:
-    """One physical block. Mutated only by `BlockPool`. The list's sentinel is a `Block` too, with `block_id` of no block."""
+    """One physical block, or the idle list's sentinel. Mutated only by `BlockPool`."""
 
     __slots__ = ("block_id", "is_cached", "next", "previous", "ref_count")
 
@@ -112,7 +112,7 @@ class BlockPool:
         return bytes(min(block.ref_count, 255) for block in self._blocks)
 
     def check_integrity(self) -> None:
-        """Raises `IntegrityError` unless free + cached + used = total and the list holds the idle blocks, free ones first."""
+        """Raises `IntegrityError` unless the states add up and the list holds the idle blocks, free ones first."""
         order = self.idle_order()
         idle = [self._blocks[block_id] for block_id in order]
         if len(set(order)) != len(order) or any(block.ref_count for block in idle):

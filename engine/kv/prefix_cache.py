@@ -23,7 +23,7 @@ def blake2b_digest(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedBlock:
-    """An index entry: `block_id` holds the KV of `token_ids`, preceded by everything that `parent` and its parents hold."""
+    """An index entry: `block_id` holds the KV of `token_ids`, preceded by what `parent` and its parents hold."""
 
     digest: bytes
     parent: "CachedBlock | None"
@@ -52,7 +52,7 @@ class PrefixCache:
         return block_id in self._by_block
 
     def root_digest(self, extras: Sequence[tuple[str, str]]) -> bytes:
-        """Start of a chain. Each tag and value is length-prefixed, so that `("salt", "A")` never equals `("adapter", "A")`."""
+        """Start of a chain. Tags and values are length-prefixed: `("salt", "A")` never equals `("adapter", "A")`."""
         parts = []
         for text in (text for pair in (*self._namespace, *extras) for text in pair):
             encoded = text.encode()
@@ -76,8 +76,8 @@ class PrefixCache:
         """Indexes `block_id`, whose KV is completely written.
 
         Returns the entry for this content and the block that lost its place, if any. Equal content that is indexed
-        already keeps its entry, and `block_id` stays unindexed; an entry under the same digest whose content differs, or
-        whose parent is gone, gives way.
+        already keeps its entry, and `block_id` stays unindexed; an entry under the same digest whose content differs,
+        or whose parent is gone, gives way.
         """
         known = self.find(digest, parent, token_ids)
         if known is not None:

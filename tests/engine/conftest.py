@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable
 
 import pytest
+
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.prefix_cache import Hasher, blake2b_digest

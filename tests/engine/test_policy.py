@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+
 from pagedd.engine.policy import WaitingQueue, due_s
 
 

@@ -1,6 +1,7 @@
 """Scheduler and blocks on an arithmetic model: block size 4, few blocks, exact ids."""
 
 import pytest
+
 from pagedd.engine.errors import EngineError
 
 
@@ -125,9 +126,13 @@ class TestPriority:
 
 
 class TestDoor:
-    def test_a_prompt_that_could_never_fit_is_refused_with_numbers_and_the_next_one_is_served(self, bench, cold) -> None:
+    def test_a_prompt_that_could_never_fit_is_refused_with_numbers_and_the_next_one_is_served(
+        self, bench, cold
+    ) -> None:
         b = bench(num_blocks=50, block_size=16, max_model_len=2048, max_num_batched_tokens=256)
-        with pytest.raises(EngineError, match=r"exceeds_kv_pool: 1002 prompt tokens .* 63 blocks of 16, the pool has 50"):
+        with pytest.raises(
+            EngineError, match=r"exceeds_kv_pool: 1002 prompt tokens .* 63 blocks of 16, the pool has 50"
+        ):
             b.add("big", [1] * 1002, max_tokens=1)
         with pytest.raises(EngineError, match=r"exceeds_kv_pool: 500 prompt tokens \+ max_tokens 1000"):
             b.add("long", [1] * 500, max_tokens=1000)
@@ -224,7 +229,13 @@ class TestPrefixCaching:
     def test_requests_of_different_extras_share_nothing(self, bench) -> None:
         prompt = list(range(12))
         b = bench(num_blocks=40)
-        extras = [(("salt", "A"),), (("adapter", "A"),), (("uid", "1"),), (("uid", "2"),), (("uid", "1"), ("salt", "A"))]
+        extras = [
+            (("salt", "A"),),
+            (("adapter", "A"),),
+            (("uid", "1"),),
+            (("uid", "2"),),
+            (("uid", "1"), ("salt", "A")),
+        ]
         for i, extra in enumerate([*extras, extras[0]]):
             b.add(f"r{i}", prompt, max_tokens=1, extras=extra)
             b.run()
@@ -338,7 +349,7 @@ class TestForks:
         b.step()
         assert b.scheduler.abort("a", 0)
         b.run()
-        assert [key for key in sorted(b.finished)] == [("a", 1), ("a", 2)]
+        assert sorted(b.finished) == [("a", 1), ("a", 2)]
         assert b.output("a", 1) == cold([1, 2, 3, 4, 5, 6], 3, 1)
 
 

@@ -1,6 +1,7 @@
 """The pool alone, six blocks, exact ids."""
 
 import pytest
+
 from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.block_pool import BlockPool
 

@@ -1,0 +1,183 @@
+"""The step loop and containment: a fault in a batch costs the request that causes it."""
+
+import logging
+import random
+
+import pytest
+
+from pagedd.engine.engine import MAX_BARREN_STEPS, Engine
+from pagedd.engine.errors import EngineError
+from pagedd.engine.request import Request
+from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.step import Sampled
+
+
+class FaultyRunner:
+    """Passes steps on unless one of `culprits` is in them; `nan` requests draw no token."""
+
+    def __init__(self, runner) -> None:
+        self.runner = runner
+        self.seconds = runner.seconds
+        self.culprits: dict[str, Exception] = {}
+        self.nan: set[str] = set()
+
+    def run(self, step):
+        for item in step.scheduled:
+            if (fault := self.culprits.get(item.sequence.request.request_id)) is not None:
+                raise fault
+        samplers = [s for item in step.scheduled for s in item.samplers]
+        return [
+            Sampled(0, error_code="nan_logits") if sampler.request.request_id in self.nan else draw
+            for sampler, draw in zip(samplers, self.runner.run(step), strict=True)
+        ]
+
+
+@pytest.fixture
+def life(bench):
+    b = bench(num_blocks=20)
+    runner = FaultyRunner(b.runner)
+    return Engine(runner, b.scheduler, clock=lambda: b.now), runner, b
+
+
+def request(name: str, prompt: list[int], max_tokens: int = 4, **params) -> Request:
+    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens, **params))
+
+
+def drain(engine: Engine) -> dict[str, list]:
+    outputs: dict[str, list] = {}
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        engine.check_integrity()
+    return outputs
+
+
+def tokens(outputs: list) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (RuntimeError("kernel"), "internal"),
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (EngineError("nan_logits", "no"), "nan_logits"),
+    ],
+)
+def test_only_the_request_that_breaks_the_batch_fails(life, cold, fault, code) -> None:
+    engine, runner, _ = life
+    for name, prompt in (("a", [1, 2]), ("bad", [3, 4]), ("c", [5, 6, 7, 8, 9])):
+        engine.add(request(name, prompt))
+    engine.step()
+    runner.culprits["bad"] = fault
+    outputs = drain(engine)
+    assert outputs["bad"][-1].finish_reason == "error"
+    assert outputs["bad"][-1].error_code == code
+    assert len([o for o in outputs["bad"] if o.finish_reason]) == 1
+    assert tokens(outputs["a"])[-3:] == cold([1, 2], 4)[1:]
+    assert tokens(outputs["c"])[-3:] == cold([5, 6, 7, 8, 9], 4)[1:]
+    assert engine.stats().num_blocks_used == 0
+
+
+def test_a_request_whose_logits_are_not_finite_fails_alone(life, cold) -> None:
+    engine, runner, _ = life
+    runner.nan.add("bad")
+    engine.add(request("bad", [1, 2, 3], n=2))
+    engine.add(request("good", [1, 2, 3]))
+    outputs = drain(engine)
+    assert [(o.choice_index, o.error_code) for o in outputs["bad"]] == [(0, "nan_logits"), (1, "nan_logits")]
+    assert tokens(outputs["good"]) == cold([1, 2, 3], 4)
+
+
+def test_a_device_that_computes_nothing_any_more_is_given_up(life) -> None:
+    engine, runner, _ = life
+    for i in range(MAX_BARREN_STEPS):
+        runner.culprits[f"r{i}"] = RuntimeError("device lost")
+        engine.add(request(f"r{i}", [1]))
+        if i < MAX_BARREN_STEPS - 1:
+            engine.step()
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.step()
+
+
+def test_snapshot_shows_every_block_and_every_block_table(life) -> None:
+    engine, _, b = life
+    engine.add(request("a", [1, 2, 3, 4, 5], n=2))
+    b.now = 2.0
+    engine.step()
+    engine.step()
+    picture = engine.snapshot()
+    first, second = picture.sequences
+    assert (first.state, first.block_table, second.block_table) == ("decode", [0, 2], [0, 1])
+    assert picture.block_states == bytes([2, 2, 2] + [0] * 17)
+    assert picture.block_ref_counts == bytes([2, 1, 1] + [0] * 17)
+    assert (first.age_s, first.num_output_tokens, first.first_token_s) == (2.0, 2, 2.0)
+    stats = picture.stats
+    assert (stats.num_blocks_used, stats.num_live_tokens) == (3, 4 + 2 + 2)
+    assert stats.slot_fill == 8 / 12
+    assert stats.fragmentation == pytest.approx(1 / 3)
+    assert stats.contiguous_fragmentation == 1 - 8 / 128
+    assert set(stats.step_seconds) == {"schedule", "commit"}
+
+
+def test_ratios_of_nothing_are_not_available(life) -> None:
+    stats = life[0].stats()
+    assert (stats.slot_fill, stats.fragmentation, stats.contiguous_fragmentation, stats.hit_rate) == (None,) * 4
+    assert stats.kv_usage == 0.0
+
+
+def test_drift_found_when_idle_is_an_alarm_and_drops_the_cache_not_the_engine(life, cold, caplog) -> None:
+    engine, _, b = life
+    engine.add(request("a", list(range(9))))
+    drain(engine)
+    b.blocks.pool.num_cached -= 1
+    with caplog.at_level(logging.ERROR):
+        engine.check_when_idle()
+    assert "drifted" in caplog.text
+    assert engine.stats().integrity_alarms_total == 1
+    assert (engine.stats().num_blocks_free, engine.stats().num_blocks_cached) == (20, 0)
+    engine.add(request("b", list(range(9))))
+    assert tokens(drain(engine)["b"]) == cold(list(range(9)), 4)
+
+
+def test_many_random_requests_with_aborts_and_preemptions_leave_nothing_behind(bench) -> None:
+    """1200 requests, a fifth aborted at random stages, and arrivals urgent enough to preempt a tenth."""
+    r = random.Random(5)
+    b = bench(num_blocks=30, max_num_seqs=6, max_num_batched_tokens=24)
+    engine = Engine(b.runner, b.scheduler, clock=lambda: b.now)
+    pending = [f"r{i}" for i in range(1200)]
+    live: set[str] = set()
+    ended: set[str] = set()
+    while pending or engine.has_work:
+        while pending and len(live) < 12:
+            name = pending.pop()
+            prompt = [r.randrange(3)] * r.randint(1, 30)
+            priority = 100 if r.random() < 0.4 else 0
+            engine.add(
+                Request(
+                    request_id=name,
+                    prompt_token_ids=prompt,
+                    params=SamplingParams(max_tokens=r.randint(1, 12), n=r.choice([1, 1, 1, 2])),
+                    priority=priority,
+                )
+            )
+            live.add(name)
+        for output in engine.step():
+            if output.finish_reason and not any(
+                s.request.request_id == output.request_id for s in b.scheduler.live_sequences()
+            ):
+                ended.add(output.request_id)
+                live.discard(output.request_id)
+        if live and r.random() < 0.12:
+            victim = r.choice(sorted(live))
+            assert engine.abort(victim)
+            live.discard(victim)
+            ended.add(victim)
+        b.now += 0.01
+    stats = engine.stats()
+    assert len(ended) == 1200
+    assert stats.preemptions_total >= 100
+    assert stats.num_blocks_free + stats.num_blocks_cached == stats.num_blocks == 30
+    assert set(b.blocks.pool.ref_counts()) == {0}
+    engine.check_integrity()
