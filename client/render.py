@@ -1,0 +1,231 @@
+"""A `StatsFrame` as lines of text: the requests, the block map, the figures.
+
+Pure: frame in, lines out; the caller says how wide and with which glyphs. `pagectl.py` prints them. What the figures
+mean is defined in `engine/stats.py`.
+"""
+
+import string
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pagedd.client.protocol import BlockMap, RequestRow, StatsFrame
+
+# `S` marks shared blocks, so no sequence gets it.
+_LETTERS = string.ascii_lowercase + string.ascii_uppercase.replace("S", "") + string.digits
+_SHARED = "S"
+_ENDED = "?"
+_CACHED_STATE = 1
+_USED_STATE = 2
+_BLOCKS_PER_GROUP = 8
+
+_RATIOS = frozenset({"kv_usage", "slot_fill", "fragmentation", "contiguous_fragmentation", "hit_rate"})
+_UNITS = {  # a name's ending -> unit shown, factor, decimals
+    "_ratio": ("%", 100, 1),
+    "_bytes": ("MiB", 1 / (1 << 20), 1),
+    "_s": ("s", 1, 3),
+    "_seconds": ("s", 1, 3),
+    "_watts": ("W", 1, 1),
+    "_joules": ("J", 1, 1),
+    "_celsius": ("C", 1, 0),
+    "_cores": ("cores", 1, 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What stands for what. A terminal that cannot show `UNICODE` gets `ASCII`."""
+
+    cached: str
+    free: str
+    many: str
+    missing: str
+    separator: str
+
+    @classmethod
+    def for_encoding(cls, encoding: str | None) -> "Glyphs":
+        try:
+            "".join((UNICODE.cached, UNICODE.free, UNICODE.many, UNICODE.missing, UNICODE.separator)).encode(
+                encoding or "ascii"
+            )
+        except (UnicodeEncodeError, LookupError):
+            return ASCII
+        return UNICODE
+
+
+UNICODE = Glyphs(cached="▒", free="·", many="■", missing="–", separator=" · ")
+ASCII = Glyphs(cached=":", free=".", many="#", missing="-", separator=", ")
+
+
+def render_requests(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
+    """One line about the daemon, then a table with a row for each sequence; letters are those of the block map."""
+    letters = _letters(frame.requests, glyphs)
+    header = ["", "id", "who", "prio", "state", "prompt", "cached", "out", "blocks", "first", "age"]
+    rows = [
+        [
+            letter,
+            _name(row),
+            printable(row.user),
+            str(row.priority),
+            _state(row),
+            str(row.num_prompt_tokens),
+            str(row.num_cached_tokens),
+            str(row.num_output_tokens),
+            str(row.num_blocks),
+            glyphs.missing if row.first_token_s is None else f"{row.first_token_s * 1000:.0f} ms",
+            _duration(row.age_s),
+        ]
+        for letter, row in zip(letters, frame.requests, strict=True)
+    ]
+    return [*_about(frame, glyphs), *_table([header, *rows], left={0, 1, 2, 4})]
+
+
+def render_blocks(frame: StatsFrame, glyphs: Glyphs, width: int) -> list[str]:
+    """The block map, one cell a block in physical order, then its legend. A line that repeats is shown once, then `*`.
+
+    Needs a frame asked for with its blocks; without a block map (nothing is loaded yet) it is one sentence.
+    """
+    blocks = frame.blocks
+    if blocks is None:
+        return [*_about(frame, glyphs), "no KV pool yet"]
+    letters = _letters(frame.requests, glyphs)
+    owners = {block: letter for letter, row in zip(letters, frame.requests, strict=True) for block in row.block_table}
+    cells = [_cell(blocks, block, owners, glyphs) for block in range(len(blocks.states))]
+    num_used = blocks.states.count(_USED_STATE)
+    num_cached = blocks.states.count(_CACHED_STATE)
+    num_free = len(cells) - num_used - num_cached
+    return [
+        *_about(frame, glyphs),
+        f"{len(cells)} blocks of {blocks.block_size} tokens: {num_used} used, {num_cached} cached, {num_free} free",
+        *_map(cells, width),
+        *_legend(frame.requests, letters, set(cells), glyphs, width),
+    ]
+
+
+def render_figures(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
+    """One line about the daemon, then every figure under the name that the code and `--json` give it."""
+    rows = [[name, *_figure(name, value, glyphs)] for name, value in frame.figures.items()]
+    return [*_about(frame, glyphs), *_table(rows, left={0, 2})]
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: a name or a model's answer must not be able to steer the terminal."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char
+        for char in text
+    )
+
+
+def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
+    state = f"{frame.state} ({frame.detail})" if frame.detail else frame.state
+    parts = [
+        frame.model,
+        frame.device,
+        frame.dtype,
+        f"kv {frame.kv_cache_dtype}",
+        state,
+        f"up {_duration(frame.uptime_s)}",
+    ]
+    return [glyphs.separator.join(printable(part) for part in parts if part)]
+
+
+def _letters(requests: Sequence[RequestRow], glyphs: Glyphs) -> list[str]:
+    """A letter for each sequence that has blocks, a sign that there are too many, or the free cell's glyph for none."""
+    letters = iter(_LETTERS)
+    return [next(letters, glyphs.many) if row.num_blocks else glyphs.free for row in requests]
+
+
+def _name(row: RequestRow) -> str:
+    return printable(f"{row.request_id}/{row.index}" if row.index else row.request_id)
+
+
+def _state(row: RequestRow) -> str:
+    if row.state != "prefill" or not row.num_prompt_tokens:
+        return row.state
+    return f"prefill {100 * row.num_computed_tokens // row.num_prompt_tokens}%"
+
+
+def _cell(blocks: BlockMap, block: int, owners: dict[int, str], glyphs: Glyphs) -> str:
+    if blocks.states[block] == _USED_STATE:
+        return _SHARED if blocks.ref_counts[block] > 1 else owners.get(block, _ENDED)
+    return glyphs.cached if blocks.states[block] == _CACHED_STATE else glyphs.free
+
+
+def _map(cells: list[str], width: int) -> Iterator[str]:
+    label_width = max(4, len(str(len(cells) - 1)))
+    num_groups = max(1, (width - label_width) // (_BLOCKS_PER_GROUP + 1))
+    per_line = num_groups * _BLOCKS_PER_GROUP
+    previous: list[str] = []
+    is_repeating = False
+    for start in range(0, len(cells), per_line):
+        line = cells[start : start + per_line]
+        is_last = start + per_line >= len(cells)
+        if line == previous and not is_last:
+            if not is_repeating:
+                yield "*"
+            is_repeating = True
+            continue
+        previous, is_repeating = line, False
+        groups = ("".join(line[at : at + _BLOCKS_PER_GROUP]) for at in range(0, len(line), _BLOCKS_PER_GROUP))
+        yield f"{start:0{label_width}} {' '.join(groups)}"
+
+
+def _legend(
+    requests: Sequence[RequestRow], letters: list[str], shown: set[str], glyphs: Glyphs, width: int
+) -> Iterator[str]:
+    meanings = [
+        f"{letter} {_name(row)} ({printable(row.user)})"
+        for letter, row in zip(letters, requests, strict=True)
+        if letter in _LETTERS
+    ]
+    meanings += [
+        f"{glyph} {meaning}"
+        for glyph, meaning in (
+            (glyphs.many, "another sequence"),
+            (_ENDED, "a sequence that has just ended"),
+            (_SHARED, "shared"),
+            (glyphs.cached, "cached"),
+            (glyphs.free, "free"),
+        )
+        if glyph in shown
+    ]
+    line = ""
+    for meaning in meanings:
+        if line and len(line) + 3 + len(meaning) > width:
+            yield line
+            line = ""
+        line += f"   {meaning}" if line else meaning
+    if line:
+        yield line
+
+
+def _figure(name: str, value: float | None, glyphs: Glyphs) -> tuple[str, str]:
+    """Value and unit, which a figure's name carries."""
+    if value is None:
+        return glyphs.missing, ""
+    suffix = "_ratio" if name in _RATIOS else name[name.rfind("_") :]
+    if suffix in _UNITS:
+        unit, factor, decimals = _UNITS[suffix]
+        return f"{value * factor:.{decimals}f}", unit
+    return (f"{value:.0f}" if float(value).is_integer() else f"{value:.3f}"), ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"
+
+
+def _table(rows: list[list[str]], left: set[int]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
