@@ -6,6 +6,7 @@ the turns of a chat in `conversation.py`.
 
 import argparse
 import importlib.metadata
+import io
 import os
 import shutil
 import sys
@@ -65,8 +66,9 @@ SAMPLING_FLAGS = (
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script; the exit status."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        # Whatever the locale, text that cannot be shown is shown as `?` and not as a traceback.
-        cast("Any", stream).reconfigure(errors="replace")
+        # Whatever the locale, what cannot be shown becomes `?` and not a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     arguments = make_parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
@@ -101,9 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     generate = command("generate", run_generate, "continue a text")
     generate.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; - or nothing reads standard input")
     _add_request_flags(generate)
-    generate.add_argument(
-        "--n", type=int, default=1, metavar="N", help="number of answers; more than one is not streamed"
-    )
+    generate.add_argument("--n", type=int, default=1, metavar="N", help="answers; more than one is not streamed")
     generate.add_argument("--no-stream", action="store_true", help="print the answer when it is whole")
     generate.add_argument("--json", action="store_true", help="print one JSON object with texts, token ids and usage")
 
@@ -132,9 +132,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     prompt = _prompt(arguments.prompt)
     is_streamed = not (arguments.no_stream or arguments.json or arguments.n != 1)
     with Client(arguments.runtime_dir) as client:
-        generation = client.generate(
-            prompt, model=arguments.model, priority=arguments.priority, n=arguments.n, **_sampling(arguments)
-        )
+        generation = client.generate(prompt, model=arguments.model, priority=arguments.priority, **_sampling(arguments))
         if is_streamed:
             for delta in generation:
                 _write(delta.text)
@@ -189,9 +187,9 @@ def run_stats(arguments: argparse.Namespace) -> int:
         is_redrawn = sys.stdout.isatty() and not arguments.json
         for frame in client.watch_stats():
             # Home, then clear to the end: no flicker, unlike clearing first.
-            _write("\x1b[H" if is_redrawn else "", is_text=False)
+            print("\x1b[H" if is_redrawn else "", end="")
             _print_stats(frame, as_json=arguments.json)
-            _write("\x1b[J" if is_redrawn else "", is_text=False)
+            print("\x1b[J" if is_redrawn else "", end="", flush=True)
     return 0
 
 
@@ -234,6 +232,8 @@ def _sampling(arguments: argparse.Namespace) -> SamplingOptions:
     """What was given on the command line; the protocol has the defaults."""
     options = {flag.field: getattr(arguments, flag.field) for flag in SAMPLING_FLAGS}
     options["stop"] = None if arguments.stop is None else [_clean(stop) for stop in arguments.stop]
+    # Only `generate` has it.
+    options["n"] = getattr(arguments, "n", None)
     options["ignore_eos"] = arguments.ignore_eos or None
     return cast("SamplingOptions", {name: value for name, value in options.items() if value is not None})
 
@@ -255,9 +255,9 @@ def _glyphs() -> Glyphs:
     return Glyphs.for_encoding(sys.stdout.encoding)
 
 
-def _write(text: str, is_text: bool = True) -> None:
+def _write(text: str) -> None:
     """To standard output at once; on a terminal without what could steer it."""
-    sys.stdout.write(printable(text) if is_text and sys.stdout.isatty() else text)
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

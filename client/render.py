@@ -118,11 +118,12 @@ def printable(text: str) -> str:
 
 def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
     state = f"{frame.state} ({frame.detail})" if frame.detail else frame.state
+    kv_cache_dtype = frame.kv_cache_dtype and f"kv {frame.kv_cache_dtype}"
     parts = [
         frame.model,
         frame.device,
         frame.dtype,
-        f"kv {frame.kv_cache_dtype}",
+        kv_cache_dtype,
         state,
         f"up {_duration(frame.uptime_s)}",
     ]
