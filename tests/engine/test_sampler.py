@@ -1,6 +1,7 @@
 """The sampler, feature by feature with exact ids, then against a plain row-by-row reference, then for independence."""
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedd.engine import sampler as sampler_module
 from pagedd.engine.random_stream import uniforms
 from pagedd.engine.request import Request
 from pagedd.engine.sampler import Sampler
@@ -195,10 +197,9 @@ def test_top_k_1_is_greedy_even_where_temperature_blurs():
     assert drawn_ids(logits, top_k=1, temperature=100.0) == {1}
 
 
-@pytest.mark.parametrize("changes", [{"top_k": 100}, {"top_k": 700}, {"top_p": 0.2}, {"top_p": 0.95}, {"top_p": 0.999}])
+@pytest.mark.parametrize("changes", [{"top_k": 1500}, {"top_p": 0.2}, {"top_p": 0.95}, {"top_k": 2900, "top_p": 0.999}])
 def test_filters_that_need_more_than_the_narrow_ranking_are_exact(changes: dict):
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.rand(4, 1000, generator=generator)
+    logits = torch.rand(4, 3000, generator=torch.Generator().manual_seed(3))
     sequences = [make_sequence(drawn(seed=seed, **changes)) for seed in range(4)]
     assert [s.token_id for s in Sampler().sample(logits, sequences)] == [
         reference_token(row.tolist(), sequence) for row, sequence in zip(logits, sequences, strict=True)
@@ -222,12 +223,12 @@ def test_draws_follow_the_distribution():
 @pytest.mark.parametrize(
     "params", [greedy(), drawn(), drawn(top_k=2), drawn(top_p=0.5, min_p=0.1), greedy(num_logprobs=2)]
 )
-@pytest.mark.parametrize(
-    "broken", [[NAN, 1.0, 2.0], [1.0, INF, 2.0], [-INF, -INF, -INF], [NAN, NAN, NAN], [2.0, 1.0, NAN]]
-)
-def test_a_broken_row_fails_alone(params: SamplingParams, broken: list[float]):
+@pytest.mark.parametrize("broken", [[NAN, 1.0, 2.0], [1.0, INF, 2.0], [-INF] * 3, [NAN] * 3, [2.0, 1.0, NAN]])
+@pytest.mark.parametrize("num_others", [0, 2000])  # a row wide enough to be ranked in part
+def test_a_broken_row_fails_alone(params: SamplingParams, broken: list[float], num_others: int):
     good = [-INF, 9000.0, -INF]
-    sampled = Sampler().sample(torch.tensor([good, broken, good]), [make_sequence(params) for _ in range(3)])
+    logits = torch.tensor([row + row[-1:] * num_others for row in (good, broken, good)])
+    sampled = Sampler().sample(logits, [make_sequence(params) for _ in range(3)])
     assert [s.error_code for s in sampled] == [None, "nan_logits", None]
     assert [sampled[0].token_id, sampled[2].token_id] == [1, 1]
 
@@ -306,10 +307,11 @@ def random_logits(num_rows: int, seed: int) -> torch.Tensor:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(SEQUENCES, min_size=1, max_size=6), st.integers(0, 2**31))
-def test_any_batch_equals_the_row_by_row_reference(sequences: list[Sequence], seed: int):
+@given(st.lists(SEQUENCES, min_size=1, max_size=6), st.integers(0, 2**31), st.sampled_from([5, 1024]))
+def test_any_batch_equals_the_row_by_row_reference(sequences: list[Sequence], seed: int, narrow: int):
     logits = random_logits(len(sequences), seed)
-    sampled = Sampler().sample(logits, sequences)
+    with patch.object(sampler_module, "_NARROW", narrow):
+        sampled = Sampler().sample(logits, sequences)
     for row, sequence, got in zip(logits.tolist(), sequences, sampled, strict=True):
         assert got.error_code is None
         assert got.token_id == reference_token(row, sequence)
