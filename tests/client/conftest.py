@@ -200,6 +200,11 @@ def make_frame(**changes: object) -> StatsFrame:
     return StatsFrame(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+@pytest.fixture(name="make_frame")
+def make_frame_fixture() -> Callable[..., StatsFrame]:
+    return make_frame
+
+
 @pytest.fixture
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Short: a Unix socket's path has 107 bytes, and pytest names folders after tests."""

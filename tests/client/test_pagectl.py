@@ -1,0 +1,333 @@
+"""The command as a person or a script meets it."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedd.client import pagectl
+from pagedd.client.protocol import Cancel, Chat, ChatMessage, Delta, Failed, Generate, Sampling
+
+FakeDaemon = Any
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(directory: Path) -> Run:
+    """Runs the command in this process; the exit status."""
+    return lambda *arguments: pagectl.main(["--runtime-dir", str(directory), *arguments])
+
+
+@pytest.fixture
+def start(directory: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts the command as a process."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*arguments: str, environ: dict[str, str] | None = None, **kwargs: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "pagedd.client.pagectl", "--runtime-dir", str(directory), *arguments]
+        process = subprocess.Popen(command, env={**os.environ, **(environ or {})}, **kwargs)
+        started.append(process)
+        return process
+
+    yield popen
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                if stream:
+                    stream.close()
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+
+
+def test_every_sampling_flag_is_a_field_of_the_protocol() -> None:
+    assert {flag.field for flag in pagectl.SAMPLING_FLAGS} <= set(Sampling.__struct_fields__)
+
+
+def test_generate_prints_the_text_as_it_comes(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "count", "--max-tokens", "3", "--temperature", "0", "--top-p", "0.9") == 0
+    assert capsys.readouterr().out == "one two three\n"
+    asked = daemon.hear(Generate)
+    assert (asked.prompt, asked.stream) == ("count", True)
+    assert asked.sampling == Sampling(max_tokens=3, temperature=0.0, top_p=0.9)
+
+
+def test_generate_carries_every_flag(daemon: FakeDaemon, run: Run) -> None:
+    flags = "--seed 7 --stop . --stop END --no-stream --priority -5 --model tiny --ignore-eos --min-p 0.1 --top-k 4"
+    assert run("generate", "x", *flags.split()) == 0
+    asked = daemon.hear(Generate)
+    assert (asked.stream, asked.priority, asked.model) == (False, -5, "tiny")
+    assert asked.sampling == Sampling(seed=7, stop=[".", "END"], ignore_eos=True, min_p=0.1, top_k=4)
+
+
+def test_generate_json_is_one_object_with_texts_ids_and_usage(
+    daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", "x", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["choices"][0]["text"] == "one two three"
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 0}
+    assert daemon.hear(Generate).stream is False
+
+
+def test_several_answers_are_told_apart(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(message: Generate) -> list[Any]:
+        done = daemon.default_answer(message)[-1]
+        second = type(done.choices[0])(index=1, text="uno", token_ids=[1], finish_reason="stop")
+        done.choices.append(second)
+        return [done]
+
+    daemon.answer = answer
+    assert run("generate", "x", "--n", "2") == 0
+    assert capsys.readouterr().out == "--- 0\none two three\n--- 1\nuno\n"
+    asked = daemon.hear(Generate)
+    assert (asked.sampling.n, asked.stream) == (2, False)
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])
+def test_the_prompt_can_come_from_standard_input(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    type_in(monkeypatch, "two\nlines 世\n")
+    assert run(*arguments) == 0
+    assert daemon.hear(Generate).prompt == "two\nlines 世\n"
+
+
+def test_a_prompt_that_is_not_utf8_arrives_readable(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
+    process = start("generate", b"caf\xe9", stdout=subprocess.DEVNULL)
+    assert daemon.hear(Generate).prompt == "caf\ufffd"
+    assert process.wait(10) == 0
+
+
+def test_a_refusal_is_one_line_and_a_status(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for code, status in [("prompt_too_long", 1), ("queue_full", 75), ("engine_loading", 75), ("forbidden", 77)]:
+        daemon.answer = lambda message, code=code: [Failed(id=message.id, code=code, message="so it is")]
+        assert run("generate", "x") == status
+        assert capsys.readouterr().err == f"pagectl: {code}: so it is\n"
+
+
+def test_without_a_daemon_it_says_what_to_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["generate", "x"], ["ps"], ["blocks"], ["stats"], ["stats", "--watch"], ["cancel", "r1"]):
+        assert run(*arguments) == 69
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("pagectl: daemon_unreachable: ")
+        assert "systemctl start pagedd" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["generate", "x", "--n", "two"], ["cancel"]])
+def test_a_wrong_command_line_is_status_2(run: Run, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        run(*arguments)
+    assert exit.value.code == 2
+    assert "usage: pagectl" in capsys.readouterr().err
+
+
+def test_ps_and_blocks_draw_the_frame(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ps") == 0
+    assert "a  r1  ana     0  decode" in capsys.readouterr().out
+    assert run("blocks") == 0
+    assert "0000 aS·▒b▒··" in capsys.readouterr().out
+
+
+def test_stats_are_text_or_json(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("stats") == 0
+    assert "kv_usage              50.0  %" in capsys.readouterr().out
+    assert run("stats", "--json") == 0
+    frame = json.loads(capsys.readouterr().out)
+    assert frame["figures"]["kv_usage"] == 0.5
+    assert frame["requests"][1]["block_table"] == [1, 4]
+
+
+def test_watching_stats_prints_each_frame_until_interrupted(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
+    process = start("stats", "--watch", "--json", stdout=subprocess.PIPE)
+    stop = threading.Event()
+
+    def publish() -> None:
+        while not stop.wait(0.02):
+            daemon.publish(daemon.frame)
+
+    threading.Thread(target=publish, daemon=True).start()
+    assert [json.loads(process.stdout.readline())["model"] for _ in range(3)] == ["tiny"] * 3
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    stop.set()
+
+
+def test_cancel_goes_to_the_admin_socket(daemon: FakeDaemon, run: Run) -> None:
+    assert run("cancel", "r1") == 0
+    assert daemon.hear(Cancel, "admin").target == "r1"
+
+
+def test_version_names_both_and_is_no_failure_without_a_daemon(
+    daemon: FakeDaemon, run: Run, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("version") == 0
+    assert capsys.readouterr().out == f"pagectl 0.1.0\npagedd  0.1.0 (ready) at {directory}\n"
+    daemon.stop()
+    assert run("version") == 0
+    assert f"pagedd  not running at {directory} (daemon_unreachable)" in capsys.readouterr().out
+
+
+def test_pull_runs_the_daemons_own_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Replaced(Exception):
+        pass
+
+    def execv(program: str, arguments: list[str]) -> None:
+        assert program == sys.executable
+        assert arguments[1:] == ["-P", "-m", "pagedd.daemon.cli", "pull", "smollm2"]
+        raise Replaced
+
+    monkeypatch.setattr("os.execv", execv)
+    with pytest.raises(Replaced):
+        run("pull", "smollm2")
+
+
+def test_chat_through_a_pipe_answers_each_line_with_the_turns_before(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, "hi\n\nand?\n/reset\nagain\n")
+    assert run("chat", "--system", "Be brief.", "--max-tokens", "5") == 0
+    assert capsys.readouterr().out == "one two three\n" * 3
+    system, hi = ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="hi")
+    answer, more = ChatMessage(role="assistant", content="one two three"), ChatMessage(role="user", content="and?")
+    assert daemon.hear(Chat).messages == [system, hi]
+    asked = daemon.hear(Chat)
+    assert asked.messages == [system, hi, answer, more]
+    assert asked.sampling.max_tokens == 5
+    assert daemon.hear(Chat).messages == [system, ChatMessage(role="user", content="again")]
+
+
+def test_chat_through_a_pipe_stops_at_the_first_refusal(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer = lambda message: [Failed(id=message.id, code="no_chat_template", message="none")]
+    type_in(monkeypatch, "hi\nthere\n")
+    assert run("chat") == 1
+    assert capsys.readouterr().err == "pagectl: no_chat_template: none\n"
+
+
+class Terminal:
+    """A pseudo-terminal with the command on it."""
+
+    def __init__(self, start: Callable[..., subprocess.Popen[bytes]], *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        attributes = termios.tcgetattr(slave)
+        attributes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        # A session of its own whose terminal this is, so that Ctrl-C reaches the command and not the test.
+        self.process = start(
+            *arguments,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            environ={"TERM": "dumb", "PYTHONUTF8": "1"},
+        )
+        os.close(slave)
+        self._seen = b""
+
+    def expect(self, text: str) -> None:
+        """Reads until `text` has come; what was before it is gone."""
+        while text.encode() not in self._seen:
+            self._seen += os.read(self._master, 4096)
+        self._seen = self._seen.partition(text.encode())[2]
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        os.close(self._master)
+
+
+def test_chat_at_a_terminal_stops_answers_resets_and_leaves(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
+    terminal = Terminal(start, "chat")
+    terminal.expect("Ctrl-D  leave")
+    terminal.expect("> ")
+
+    # Ctrl-C during an answer cancels it; what was said stays in the conversation.
+    daemon.answer = lambda message: [Delta(id=message.id, text="I think")] if isinstance(message, Chat) else []
+    terminal.type("why?\n")
+    terminal.expect("I think")
+    terminal.interrupt()
+    asked = daemon.hear(Chat)
+    assert daemon.hear(Cancel).target == asked.id
+    terminal.expect("> ")
+
+    # Ctrl-C at the prompt only gives a new one.
+    terminal.interrupt()
+    terminal.expect("> ")
+
+    # A refusal is shown and leaves no trace.
+    daemon.answer = lambda message: [Failed(id=message.id, code="prompt_too_long", message="9210 tokens")]
+    terminal.type("long\n")
+    terminal.expect("pagectl: prompt_too_long: 9210 tokens")
+    daemon.hear(Chat)
+
+    # What the model says cannot steer the terminal.
+    daemon.words = ["\x1b[2Jdone"]
+    daemon.answer = daemon.default_answer
+    terminal.type("more\n")
+    terminal.expect("\ufffd[2Jdone")
+    assert [message.content for message in daemon.hear(Chat).messages] == ["why?", "I think", "more"]
+
+    terminal.type("/reset\n")
+    terminal.expect("(forgotten)")
+    terminal.type("/what\n")
+    terminal.expect("/what is not known here")
+    terminal.type("fresh\n")
+    terminal.expect("done")
+    assert [message.content for message in daemon.hear(Chat).messages] == ["fresh"]
+
+    terminal.expect("> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(10) == 0
+    terminal.close()
+
+
+def test_interrupting_a_generation_cancels_it(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
+    daemon.answer = lambda message: [Delta(id=message.id, text="a")] if isinstance(message, Generate) else []
+    process = start("generate", "x", stdout=subprocess.PIPE)
+    assert process.stdout.read(1) == b"a"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert daemon.hear(Cancel).target == "1"  # a client counts its requests
+
+
+def test_a_reader_that_leaves_ends_the_generation_quietly(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
+    daemon.answer = lambda message: [Delta(id=message.id, text="a")] if isinstance(message, Generate) else []
+    process = start("generate", "x", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.read(1) == b"a"
+    process.stdout.close()
+    daemon.say(Delta(id="1", text="b"))
+    assert process.wait(10) == 141
+    assert process.stderr.read() == b""
+    daemon.hear(Cancel)
+
+
+def test_a_terminal_without_unicode_gets_ascii(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
+    daemon.words = ["naïve 世"]
+    plain = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    process = start("blocks", stdout=subprocess.PIPE, environ=plain)
+    assert b"0000 aS.:b:.." in process.stdout.read()
+    process = start("generate", "x", stdout=subprocess.PIPE, environ=plain)
+    assert process.stdout.read() == b"na?ve ?\n"
+    assert process.wait(10) == 0
