@@ -4,6 +4,7 @@ Exit statuses are an interface (systemd's unit and scripts read them): see `EXIT
 a command needs it, because `/health` is to answer within a second of the start.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from pagedd.client.errors import PageddError
 
 USAGE = """\
 usage: pagedd [FLAGS]                 serve a model (pagedd --help lists the flags)
-       pagedd pull NAME               fetch a model and verify it
-       pagedd prepare NAME            fetch it and make what the daemon needs to start quickly
+       pagedd pull [NAME]             fetch a model and verify it; print where it is
+       pagedd prepare [NAME]          fetch it and make what the daemon needs to start quickly
        pagedd check-config [FLAGS]    print every setting and where its value comes from
        pagedd config-table            print the settings as a Markdown table
        pagedd version
@@ -40,7 +41,11 @@ def main(argv: list[str] | None = None) -> int:
             return _command(arguments[0])(arguments[1:])
         return serve(arguments)
     except PageddError as error:
-        print(f"pagedd: {error}", file=sys.stderr)
+        if logging.root.handlers:
+            # The daemon was up: its log has the reason, with its priority.
+            logging.getLogger(__name__).critical("%s", error)
+        else:
+            print(f"pagedd: {error}", file=sys.stderr)
         return exit_status(error)
 
 
@@ -56,7 +61,22 @@ def serve(argv: list[str]) -> int:
     config = load_config(argv).config
     from pagedd.daemon.server import run
 
-    return run(config)
+    run(config)
+    return 0
+
+
+def pull(argv: list[str]) -> int:
+    from pagedd.daemon.models import pull_model
+
+    print(pull_model(_only_name("pull", argv), report=_report))
+    return 0
+
+
+def prepare(argv: list[str]) -> int:
+    from pagedd.daemon.models import resolve_model
+
+    print(resolve_model(_only_name("prepare", argv), report=_report))
+    return 0
 
 
 def check_config(argv: list[str]) -> int:
@@ -85,10 +105,24 @@ def version(argv: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "pull": pull,
+    "prepare": prepare,
     "check-config": check_config,
     "config-table": config_table,
     "version": version,
 }
+
+
+def _only_name(command: str, argv: list[str]) -> str:
+    from pagedd.daemon.config import DEFAULT_MODEL
+
+    if len(argv) > 1 or any(argument.startswith("-") for argument in argv):
+        raise PageddError("invalid_setting", f"pagedd {command} takes one model name, not {' '.join(argv)}")
+    return argv[0] if argv else DEFAULT_MODEL
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -43,6 +43,8 @@ from pagedd.engine.stats import EngineSnapshot, EngineStats
 
 log = logging.getLogger(__name__)
 
+ENGINE_COMMAND: Sequence[str] = (sys.executable, "-P", "-m", "pagedd.daemon.engine_process")
+
 # Starting again would end the same way.
 _PERMANENT_CODES = frozenset(
     {"invalid_setting", "unknown_setting", "unsupported_model", "model_unavailable", "checksum_mismatch"}
@@ -83,7 +85,7 @@ class EngineHost:
     def __init__(self, socket_path: Path, command: Sequence[str] | None = None) -> None:
         """`socket_path` is where front and engine meet; `command` is what to run instead of the engine process."""
         self._socket_path = socket_path
-        self._command = tuple(command or (sys.executable, "-P", "-m", "pagedd.daemon.engine_process"))
+        self._command = tuple(command or ENGINE_COMMAND)
         self._socket: EngineSocket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -237,6 +239,8 @@ class EngineHost:
                 str(os.getpid()),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
+                # CUDA's own order is by speed; in this one `cuda:1` is NVML's device 1 too.
+                env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ},
             )
             self._process, self.pid = process, process.pid
             if self._stopping.is_set():
@@ -279,8 +283,8 @@ class EngineHost:
                 # It waits for this, so that its reason is here before its exit status.
                 self._reply(Exit())
 
-    def _reply(self, message: Start | Exit) -> None:
-        if self._socket is not None:
+    def _reply(self, message: Start | Exit | None) -> None:
+        if self._socket is not None and message is not None:
             self._socket.send(message)
 
     def _ready_socket(self) -> EngineSocket:
@@ -299,14 +303,14 @@ class EngineHost:
         self.on_state()
 
     def _forget_engine(self, reason: str) -> None:
-        was_serving = self.info is not None
-        self.info = self.stats = None
         while self._snapshots:
             answer = self._snapshots.popleft()
             if not answer.done():
                 answer.set_exception(PageddError("engine_died", reason))
-        if was_serving:
+        if self.info is not None:
+            # With the last figures still there, for whoever sums them up.
             self.on_lost(reason)
+        self.info = self.stats = None
 
     def _kill(self) -> None:
         if self._process is not None:

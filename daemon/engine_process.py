@@ -7,7 +7,6 @@ device memory back by ending. `engine_host.py` starts and watches it; `engine_li
 """
 
 import argparse
-import ctypes
 import gc
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import zmq
+
 from pagedd.daemon import logs
 from pagedd.daemon.engine_link import (
     Abort,
@@ -40,6 +40,7 @@ from pagedd.daemon.engine_link import (
     decode_to_engine,
     encode,
 )
+from pagedd.daemon.parent import die_with_parent
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.request import Request, SequenceOutput
@@ -54,7 +55,6 @@ log = logging.getLogger("pagedd.daemon.engine_process")
 LOAD_FAILED_STATUS = 3
 CRASH_STATUS = 70
 
-_PR_SET_PDEATHSIG = 1
 _LOADING_INTERVAL_S = 0.05
 # How long a last message may take to leave before the process goes.
 _FAREWELL_MS = 2000
@@ -97,15 +97,15 @@ class Link:
             try:
                 return self._socket.send(payload, zmq.NOBLOCK)
             except zmq.Again:
-                self._wait(zmq.POLLOUT, None)
+                self._wait(zmq.POLLOUT)
 
-    def receive(self, timeout_ms: int | None = None) -> ToEngine | None:
-        """The next message; None when there is none within `timeout_ms` (None waits for ever). Raises `LinkLost`."""
+    def receive(self, timeout_ms: int = -1) -> ToEngine | None:
+        """The next message; None when there is none within `timeout_ms` (-1 waits for ever). Raises `LinkLost`."""
         if not self._wait(zmq.POLLIN, timeout_ms):
             return None
         return decode_to_engine(self._socket.recv(zmq.NOBLOCK))
 
-    def _wait(self, event: int, timeout_ms: int | None) -> bool:
+    def _wait(self, event: int, timeout_ms: int = -1) -> bool:
         ready = dict(zmq.zmq_poll([(self._socket, event), (self._monitor, zmq.POLLIN)], timeout_ms))
         if ready.get(self._socket):
             return True
@@ -131,13 +131,13 @@ def obey(link: Link, engine: EngineLike) -> bool:
 
     Waits for one when there is no work. False: told to exit.
     """
-    message = link.receive(0 if engine.has_work else None)
+    message = link.receive(timeout_ms=0 if engine.has_work else -1)
     changed = False
     while message is not None:
         if isinstance(message, Exit):
             return False
         changed |= _carry_out(message, link, engine)
-        message = link.receive(0)
+        message = link.receive(timeout_ms=0)
     if changed and not engine.has_work:
         # No step will tell the front that an abort gave blocks back.
         link.send(StepDone(outputs=[], stats=engine.stats()))
@@ -179,18 +179,8 @@ class LoadProgress:
             return
         self._sent_s, self._what = now, what
         self._link.send(Loading(fraction=fraction, what=what))
-        if isinstance(self._link.receive(0), Exit):
+        if isinstance(self._link.receive(timeout_ms=0), Exit):
             raise LinkLost
-
-
-def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when the front ends. Exits now when it has ended already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        # It ended before the signal was armed.
-        sys.exit(0)
 
 
 def load(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[EngineLike, EngineInfo, EngineStats]:
@@ -212,14 +202,17 @@ def _link_info(created: "CreatedInfo") -> EngineInfo:
     return msgspec.convert(created, EngineInfo, from_attributes=True)
 
 
-def run(link: Link) -> int:
+Loader = Callable[[EngineConfig, Callable[[float, str], None]], tuple[EngineLike, EngineInfo, EngineStats]]
+
+
+def run(link: Link, load_engine: Loader = load) -> int:
     """The life of the process once it is connected; the exit status."""
     link.send(Hello(pid=os.getpid()))
     start = link.receive()
     if not isinstance(start, Start):
         return 0
     try:
-        engine, info, stats = load(start.config, LoadProgress(link))
+        engine, info, stats = load_engine(start.config, LoadProgress(link))
     except EngineError as error:
         log.error("the engine cannot start: %s", error)
         return _report_failure(link, error.code, error.message, LOAD_FAILED_STATUS)
@@ -245,11 +238,11 @@ def run(link: Link) -> int:
 def _report_failure(link: Link, code: str, message: str, status: int) -> int:
     link.send(LoadFailed(code=code, message=message))
     # The front answers with Exit: its reason is there before the exit status is.
-    link.receive(_FAREWELL_MS)
+    link.receive(timeout_ms=_FAREWELL_MS)
     return status
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, load_engine: Loader = load) -> int:
     parser = argparse.ArgumentParser(description="Started by pagedd; not a command for people.")
     parser.add_argument("--link", required=True)
     parser.add_argument("--parent", required=True, type=int)
@@ -264,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.setup(options.log_level, options.log_format)
     link = Link(options.link)
     try:
-        return run(link)
+        return run(link, load_engine)
     finally:
         link.close()
 

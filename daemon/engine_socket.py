@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zmq
+
 from pagedd.client.endpoints import ipc
 from pagedd.daemon.engine_link import FromEngine, ToEngine, decode_from_engine, encode
 from pagedd.daemon.runtime_dir import ADMIN_MODE, socket_mode
@@ -22,13 +23,14 @@ class EngineSocket:
     def __init__(self, path: Path, on_message: Callable[[FromEngine], None]) -> None:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
+        self._path = path
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         # No limit, so that sending never waits: admission bounds how many requests there are.
         self._socket.setsockopt(zmq.SNDHWM, 0)
         with socket_mode(ADMIN_MODE):
             self._socket.bind(ipc(path))
-        self._fd = self._socket.getsockopt(zmq.FD)
+        self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._read)
 
     def send(self, message: ToEngine) -> None:
@@ -38,14 +40,16 @@ class EngineSocket:
         except zmq.Again:
             log.debug("no engine to hear %s", type(message).__name__)
         # Sending may swallow the wake-up that arriving messages gave the descriptor: ZeroMQ signals edges, not levels.
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._read)
 
     def close(self) -> None:
-        """Frees the path at once, unsent messages dropped."""
+        """Removes the socket; what is unsent is dropped."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._context.destroy(linger=0)
+            # ZeroMQ leaves the file behind.
+            self._path.unlink(missing_ok=True)
 
     def _read(self) -> None:
         while not self._socket.closed:

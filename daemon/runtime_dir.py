@@ -27,6 +27,7 @@ class RuntimeLock:
         Raises `PageddError`: `already_running` when another daemon has the directory, `invalid_setting` when the
         directory cannot be made or is not safe to use.
         """
+        self._sockets = (endpoints.requests, endpoints.stats, endpoints.admin, endpoints.http, endpoints.engine)
         try:
             create_directory(endpoints)
             # Never removed: whoever waits on a removed file would hold a lock that nobody else can see.
@@ -44,6 +45,9 @@ class RuntimeLock:
             raise
 
     def release(self) -> None:
+        """Removes the sockets, which must be closed by now, and lets the next daemon in."""
+        for path in self._sockets:
+            path.unlink(missing_ok=True)
         os.close(self._fd)
 
     def _take(self, endpoints: Endpoints) -> None:
@@ -58,7 +62,7 @@ class RuntimeLock:
             ) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
-        for path in (endpoints.requests, endpoints.stats, endpoints.admin, endpoints.http, endpoints.engine):
+        for path in self._sockets:
             remove_stale_socket(path)
 
 

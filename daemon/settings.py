@@ -208,7 +208,7 @@ def load_settings(
     Raises `PageddError`: `unknown_setting` (naming the nearest that exists) or `invalid_setting`. `--help` exits.
     """
     settings = settings_of(cls)
-    flags, flag_file = _from_flags(settings, argv, program)
+    flags, flag_file = _from_flags(settings, argv, program, default_file)
     variables, variable_file = _from_environment(settings, environ, frozenset(other_variables))
     named = flag_file or variable_file
     file = Path(named) if named else default_file
@@ -246,7 +246,9 @@ class _Parser(argparse.ArgumentParser):
         raise PageddError("invalid_setting", f"{message}; see {self.prog} --help")
 
 
-def _from_flags(settings: list[Setting], argv: list[str], program: str) -> tuple[dict[str, Any], str | None]:
+def _from_flags(
+    settings: list[Setting], argv: list[str], program: str, default_file: Path
+) -> tuple[dict[str, Any], str | None]:
     parser = _Parser(prog=program, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument(
         "--config",

@@ -1,0 +1,180 @@
+"""The life of the daemon: sockets first, then the model, then the engine; and all of it backwards at the end.
+
+Owns the order, the signals and what systemd and the terminal are told. The parts: `runtime_dir.py`, `http_api.py`,
+`zmq_api.py`, `service.py`, `model_process.py`, `engine_host.py`.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import shlex
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import uvloop
+
+from pagedd.client.endpoints import Endpoints, server_endpoints
+from pagedd.daemon import logs, systemd
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.http_api import HttpApi
+from pagedd.daemon.model_process import resolve_in_child
+from pagedd.daemon.prepared import load_prepared
+from pagedd.daemon.runtime_dir import RuntimeLock
+from pagedd.daemon.service import Service
+from pagedd.daemon.zmq_api import ZmqApi
+
+log = logging.getLogger(__name__)
+
+# While something loads, systemd is asked for this much more time, this often.
+_EXTEND_S = 60
+_TELL_INTERVAL_S = 10.0
+# Beyond the drain: closing sockets, and an engine in the middle of a long step.
+_CLOSE_S = 10
+
+
+def run(config: DaemonConfig) -> None:
+    """Serves until a signal. Raises `PageddError` when the daemon cannot serve, now or any more."""
+    logs.setup(config.log_level, config.log_format)
+    uvloop.run(serve(config))
+
+
+async def serve(config: DaemonConfig) -> None:
+    """See `run`."""
+    endpoints = server_endpoints(config.runtime_dir)
+    lock = RuntimeLock(endpoints)
+    try:
+        await Daemon(config, endpoints).run()
+    finally:
+        lock.release()
+
+
+class Daemon:
+    """One run of the daemon over one runtime directory, which it must own."""
+
+    def __init__(self, config: DaemonConfig, endpoints: Endpoints) -> None:
+        self._config = config
+        self._endpoints = endpoints
+        self._host = EngineHost(endpoints.engine)
+        self._service = Service(config, self._host)
+        self._apis: list[HttpApi | ZmqApi] = [
+            HttpApi(self._service, config, endpoints),
+            ZmqApi(self._service, endpoints),
+        ]
+        self._stop_requested = asyncio.Event()
+        self._was_ready = False
+
+    async def run(self) -> None:
+        """Returns after a signal and a drain. Raises `PageddError` when model or engine cannot be had."""
+        self._listen_to_signals()
+        stop = asyncio.create_task(self._stop_requested.wait())
+        life = asyncio.create_task(self._load_and_watch())
+        try:
+            await asyncio.wait({stop, life}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                await life
+        finally:
+            stop.cancel()
+            life.cancel()
+            await asyncio.wait({life})
+            await self._shut_down()
+
+    async def _load_and_watch(self) -> NoReturn:
+        for api in self._apis:
+            await api.start()
+        log.info("listening in %s", self._endpoints.directory)
+        systemd.notify(f"STATUS={self._host.describe()}")
+
+        teller = asyncio.create_task(self._tell_systemd_while_loading())
+        try:
+            folder = await resolve_in_child(self._config.model, self._report)
+            config = self._config.to_engine_config(load_prepared(folder).weights)
+            await self._host.start(config, log_level=self._config.log_level, log_format=self._config.log_format)
+            await asyncio.to_thread(self._service.set_model, folder)
+            while True:
+                self._announce()
+                await self._host.wait_changed()
+        finally:
+            teller.cancel()
+
+    def _report(self, line: str) -> None:
+        log.info("%s", line)
+        self._host.report(0.0, line)
+
+    def _announce(self) -> None:
+        """Tells systemd and the terminal about the engine's state. Raises `PageddError` when it has failed for good."""
+        host = self._host
+        if host.failure is not None:
+            raise host.failure
+        systemd.notify(f"STATUS={host.describe()}")
+        if host.state is EngineState.READY and not self._was_ready:
+            self._was_ready = True
+            # What loading made is here to stay; collections need not walk it again.
+            gc.freeze()
+            systemd.notify("READY=1")
+            self._greet()
+
+    async def _tell_systemd_while_loading(self) -> None:
+        """A load or a download may take minutes without a word, and systemd would give up."""
+        while not self._was_ready:
+            systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
+            await asyncio.sleep(_TELL_INTERVAL_S)
+
+    def _greet(self) -> None:
+        info, model = self._host.info, self._service.model
+        if info is None or model is None:
+            return
+        log.info(
+            "ready: %s on %s, %s, %d KV blocks of %d tokens, up to %d tokens a request",
+            model.name, info.device_name, info.dtype, info.num_blocks, info.block_size, info.max_request_tokens,
+        )  # fmt: skip
+        if sys.stdout.isatty():
+            print(how_to_talk(self._endpoints), flush=True)
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop_requested.is_set():
+            log.warning("%s again: ending at once", number.name)
+            # The kernel ends the engine process with this one.
+            os._exit(128 + number)
+        log.info("%s: finishing running requests for up to %g s", number.name, self._config.drain_seconds)
+        self._stop_requested.set()
+
+    async def _shut_down(self) -> None:
+        """Running requests may finish, then get their terminal message; then sockets and engine go."""
+        stop_usec = int((self._config.drain_seconds + _CLOSE_S) * 1_000_000)
+        systemd.notify("STOPPING=1", "STATUS=finishing running requests", f"EXTEND_TIMEOUT_USEC={stop_usec}")
+        self._service.begin_drain()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._service.drained(), self._config.drain_seconds)
+        await self._service.close()
+        for api in self._apis:
+            await api.close()
+        await self._host.stop()
+        log.info("stopped")
+
+
+def how_to_talk(endpoints: Endpoints) -> str:
+    """The first commands to try, as they work in another terminal of this machine."""
+    beside = Path(sys.executable).with_name("pagectl")
+    pagectl = "pagectl" if shutil.which("pagectl") == str(beside) else shlex.quote(str(beside))
+    socket = shlex.quote(str(endpoints.http))
+    return f"""
+In another terminal:
+
+  {pagectl} generate "The capital of France is" --max-tokens 16 --temperature 0
+  {pagectl} chat
+  curl --unix-socket {socket} http://localhost/v1/chat/completions \\
+    -H 'Content-Type: application/json' -d '{{"messages": [{{"role": "user", "content": "Hello!"}}]}}'
+
+Ctrl-C stops the daemon.
+"""

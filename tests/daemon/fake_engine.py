@@ -1,0 +1,150 @@
+"""An engine process without torch: the real loop and link of `engine_process.py` around an engine that a test scripts.
+
+`EngineConfig.model` says how loading goes, the first prompt token what the request does; every other request gets one
+token a step, the prompt's last id plus one and upwards, until `max_tokens`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pagedd.daemon import engine_process
+from pagedd.daemon.engine_link import EngineInfo
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.errors import EngineError
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
+
+# First prompt tokens
+REFUSE, CRASH, VANISH, HANG = 1001, 1002, 1003, 1004
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.live: dict[str, tuple[Request, int]] = {}
+        self.num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.live)
+
+    def add(self, request: Request) -> None:
+        if request.prompt_token_ids[0] == REFUSE:
+            raise EngineError("exceeds_kv_pool", "9 blocks, limit 6")
+        self.live[request.request_id] = (request, 0)
+
+    def abort(self, request_id: str, choice_index: int | None = None) -> bool:
+        return self.live.pop(request_id, None) is not None
+
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        return request_id in self.live
+
+    def step(self) -> list[SequenceOutput]:
+        self.num_steps += 1
+        outputs = []
+        for request_id, (request, done) in list(self.live.items()):
+            match request.prompt_token_ids[0]:
+                case 1002:
+                    raise RuntimeError("scripted fault")
+                case 1003:
+                    os._exit(9)
+                case 1004:
+                    time.sleep(600)
+            done += 1
+            self.live[request_id] = (request, done)
+            is_last = done == request.params.max_tokens
+            if is_last:
+                del self.live[request_id]
+            outputs.append(
+                SequenceOutput(
+                    request_id=request_id,
+                    choice_index=0,
+                    token_ids=[request.prompt_token_ids[-1] + done],
+                    finish_reason="length" if is_last else None,
+                )
+            )
+        time.sleep(0.001)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_blocks=6,
+            block_size=4,
+            max_num_seqs=8,
+            max_num_batched_tokens=16,
+            max_model_len=24,
+            num_blocks_used=len(self.live),
+            num_blocks_free=6 - len(self.live),
+            num_requests_running=len(self.live),
+            steps_total=self.num_steps,
+        )
+
+    def snapshot(self) -> EngineSnapshot:
+        sequences = [
+            SequenceSnapshot(
+                request_id=request_id,
+                choice_index=0,
+                state="decode",
+                priority=request.priority,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=0,
+                num_computed_tokens=len(request.prompt_token_ids) + done,
+                num_output_tokens=done,
+                num_preemptions=0,
+                age_s=0.0,
+                first_token_s=None,
+                block_table=[0],
+            )
+            for request_id, (request, done) in self.live.items()
+        ]
+        return EngineSnapshot(stats=self.stats(), block_states=bytes(6), block_ref_counts=bytes(6), sequences=sequences)
+
+    def check_when_idle(self) -> None:
+        pass
+
+
+INFO = EngineInfo(
+    device="cpu",
+    device_name="a fake",
+    dtype="float32",
+    kv_cache_dtype="float32",
+    kernel_backend="none",
+    vocab_size=1000,
+    max_model_len=24,
+    max_request_tokens=24,
+    block_size=4,
+    num_blocks=6,
+    kv_bytes_per_token=2,
+    max_num_seqs=8,
+    max_num_batched_tokens=16,
+    model_bytes=1,
+    load_seconds=0.0,
+)
+
+
+def load(
+    config: EngineConfig, progress: Callable[[float, str], None]
+) -> tuple[engine_process.EngineLike, EngineInfo, EngineStats]:
+    """`ok`, `slow`, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH` (PATH is made by the first attempt)."""
+    kind, _, argument = config.model.partition(":")
+    if kind == "slow":
+        for percent in range(0, 100, 43):
+            progress(percent / 100, "weights")
+            time.sleep(0.1)
+        time.sleep(600)
+    if kind == "error":
+        raise EngineError(argument, "scripted")
+    if kind == "fault":
+        raise RuntimeError("scripted fault")
+    if kind == "vanish" or (kind == "vanish-once" and not Path(argument).exists()):
+        if argument:
+            Path(argument).touch()
+        os._exit(9)
+    engine = FakeEngine()
+    return engine, INFO, engine.stats()
+
+
+if __name__ == "__main__":
+    sys.exit(engine_process.main(load_engine=load))

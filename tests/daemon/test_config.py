@@ -1,0 +1,184 @@
+"""Settings: where values come from, what is refused and how it is said."""
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon.config import DaemonConfig, load_config
+from pagedd.daemon.settings import Loaded, markdown_table, settings_of
+from pagedd.engine.config import EngineConfig
+
+NO_FILE = Path("/nonexistent/pagedd.toml")
+
+
+def load(*argv: str, environ: dict[str, str] | None = None, file: Path = NO_FILE) -> Loaded[DaemonConfig]:
+    return load_config(list(argv), environ or {}, file)
+
+
+def refusal(*argv: str, environ: dict[str, str] | None = None, file: Path = NO_FILE) -> PageddError:
+    with pytest.raises(PageddError) as caught:
+        load(*argv, environ=environ, file=file)
+    return caught.value
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "pagedd.toml"
+    path.write_text('max_num_seqs = 4\nblock_size = 8\nmodel = "from-toml"\n')
+    return path
+
+
+def test_flags_win_over_environment_over_toml_over_defaults(toml: Path) -> None:
+    loaded = load("--max-num-seqs", "2", environ={"PAGEDD_MAX_NUM_SEQS": "3", "PAGEDD_BLOCK_SIZE": "32"}, file=toml)
+    config = loaded.config
+    assert (config.max_num_seqs, config.block_size, config.model, config.dtype) == (2, 32, "from-toml", "auto")
+    assert loaded.origins["max_num_seqs"] == "--max-num-seqs"
+    assert loaded.origins["block_size"] == "PAGEDD_BLOCK_SIZE"
+    assert loaded.origins["model"] == str(toml)
+    assert loaded.origins["dtype"] == "default"
+
+
+def test_a_named_file_is_read_in_place_of_the_default_one(toml: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("max_num_seqs = 9\n")
+    assert load("--config", str(other), file=toml).config.max_num_seqs == 9
+    assert load(environ={"PAGEDD_CONFIG": str(other)}, file=toml).config.max_num_seqs == 9
+    assert load(f"--config={toml}", environ={"PAGEDD_CONFIG": str(other)}).config.max_num_seqs == 4
+
+
+def test_a_named_file_must_exist_and_the_default_one_need_not() -> None:
+    assert load().config == DaemonConfig()
+    assert refusal("--config", "/nonexistent/x.toml").code == "invalid_setting"
+
+
+def test_a_flag_that_does_not_exist_names_the_nearest() -> None:
+    error = refusal("--max-num-sequences", "8")
+    assert error.code == "unknown_setting"
+    assert "did you mean --max-num-seqs?" in error.message
+
+
+@pytest.mark.parametrize("spelling", ["--max-num-seq=8", "--max", "--blocksize"])
+def test_no_flag_may_be_abbreviated(spelling: str) -> None:
+    assert refusal(spelling).code == "unknown_setting"
+
+
+def test_a_variable_that_does_not_exist_names_the_nearest() -> None:
+    error = refusal(environ={"PAGEDD_BLOCKSIZE": "16"})
+    assert error.code == "unknown_setting"
+    assert "did you mean PAGEDD_BLOCK_SIZE?" in error.message
+
+
+def test_a_toml_key_that_does_not_exist_names_file_and_nearest(toml: Path) -> None:
+    toml.write_text("max-num-seqs = 4\n")
+    error = refusal(file=toml)
+    assert error.code == "unknown_setting"
+    assert str(toml) in error.message
+    assert "did you mean max_num_seqs?" in error.message
+
+
+def test_a_bare_word_is_no_flag() -> None:
+    assert refusal("--block-size", "16", "serve").code == "unknown_setting"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--block-size", "12"], "block_size = 12 (--block-size): it is 8, 16 or 32"),
+        (["--max-num-seqs", "0"], "max_num_seqs = 0 (--max-num-seqs): it must be at least 1, at most 4096"),
+        (["--max-num-seqs", "many"], "max_num_seqs = many (--max-num-seqs): it is a whole number"),
+        (["--gpu-memory-utilization", "0"], "it must be more than 0, at most 1"),
+        (["--gpu-memory-utilization", "1.5"], "it must be more than 0, at most 1"),
+        (["--drain-seconds", "nan"], "drain_seconds = nan"),
+        (["--dtype", "int8"], "it is auto, float32, bfloat16 or float16"),
+        (["--device", "tpu"], "it is auto, cpu, cuda or cuda:N"),
+        (["--http-host", "0.0.0.0", "--http-port", "80", "--api-key-file", "k"], "loopback"),
+        (["--http-port", "8000"], "set api_key_file as well"),
+        (["--max-num-seqs", "32", "--max-num-batched-tokens", "16"], "at least max_num_seqs, 32"),
+        (["--block-size"], "expected one argument"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_value_and_limit(argv: list[str], said: str) -> None:
+    error = refusal(*argv)
+    assert error.code == "invalid_setting"
+    assert said in error.message
+
+
+@pytest.mark.parametrize("line", ['max_num_seqs = "4"', "max_num_seqs = 4.0", "enable_prefix_caching = 1", "model = 3"])
+def test_toml_values_must_have_the_settings_type(toml: Path, line: str) -> None:
+    toml.write_text(line)
+    assert refusal(file=toml).code == "invalid_setting"
+
+
+@pytest.mark.parametrize("content", [b"= =", b"\xff\xfe"])
+def test_a_file_that_is_not_toml_is_refused_by_name(toml: Path, content: bytes) -> None:
+    toml.write_bytes(content)
+    error = refusal(file=toml)
+    assert error.code == "invalid_setting"
+    assert str(toml) in error.message
+
+
+def test_a_whole_number_will_do_for_a_number(toml: Path) -> None:
+    toml.write_text("drain_seconds = 3")
+    assert load(file=toml).config.drain_seconds == 3.0
+
+
+def test_switches_have_both_forms_and_words() -> None:
+    assert load("--no-enable-prefix-caching").config.enable_prefix_caching is False
+    assert load("--enable-prefix-caching", environ={"PAGEDD_ENABLE_PREFIX_CACHING": "no"}).config.enable_prefix_caching
+    assert load(environ={"PAGEDD_ENABLE_PREFIX_CACHING": "off"}).config.enable_prefix_caching is False
+    assert refusal(environ={"PAGEDD_ENABLE_PREFIX_CACHING": "maybe"}).code == "invalid_setting"
+
+
+def test_none_is_written_auto_or_off(toml: Path) -> None:
+    toml.write_text('num_blocks = 7\nhttp_port = "off"\n')
+    loaded = load("--num-blocks", "auto", file=toml)
+    assert loaded.config.num_blocks is None
+    assert loaded.config.http_port is None
+
+
+def test_an_empty_variable_is_as_if_unset() -> None:
+    assert load(environ={"PAGEDD_MODEL": ""}).config.model == DaemonConfig().model
+
+
+def test_variables_of_other_programs_are_left_alone() -> None:
+    assert load(environ={"PAGEDD_TEST_MODEL": "x", "HOME": "/root"}).config == DaemonConfig()
+
+
+def test_the_engine_gets_every_setting_that_has_its_name() -> None:
+    config = load("--block-size", "8", "--num-threads", "2", "--no-enable-prefix-caching").config
+    engine = config.to_engine_config("/w.gguf")
+    assert engine == EngineConfig(model="/w.gguf", block_size=8, num_threads=2, enable_prefix_caching=False)
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    config = DaemonConfig()
+    with pytest.raises(FrozenInstanceError):
+        config.block_size = 8  # type: ignore[misc]
+
+
+def test_every_default_is_in_its_own_range_and_every_setting_is_explained() -> None:
+    for item in settings_of(DaemonConfig):
+        if item.default is not None:
+            assert item.check(item.default, "default") == item.default
+        assert item.help.endswith(".")
+
+
+def test_the_table_has_a_row_for_every_flag() -> None:
+    rows = markdown_table(DaemonConfig).splitlines()
+    assert len(rows) == 2 + len(settings_of(DaemonConfig))
+    assert "| `--block-size` | 16 | 8, 16 or 32 | Tokens in a KV block. |" in rows
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a", "block_size", "max_num_seqs", "model", "num_blocks"]), st.text(max_size=8))
+)
+def test_any_environment_gives_a_configuration_or_a_coded_refusal(values: dict[str, str]) -> None:
+    environ = {f"PAGEDD_{name.upper()}": text for name, text in values.items()}
+    try:
+        load(environ=environ)
+    except PageddError as error:
+        assert error.code in {"unknown_setting", "invalid_setting"}

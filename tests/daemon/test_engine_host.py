@@ -1,0 +1,237 @@
+"""The engine process and its host over the real socket, with a scripted engine instead of torch."""
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.sampling_params import SamplingParams
+
+FAKE_ENGINE = (sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py")))
+REFUSE, CRASH, VANISH, HANG = 1001, 1002, 1003, 1004
+
+
+class Recorder:
+    """What the service would hear from the host, in order."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self.host = host
+        self.outputs: list[SequenceOutput] = []
+        self.refused: list[tuple[str, str, str]] = []
+        self.lost: list[str] = []
+        self.states: list[EngineState] = []
+        host.on_outputs = self.outputs.extend
+        host.on_refused = lambda *refusal: self.refused.append(refusal)
+        host.on_lost = self.lost.append
+        host.on_state = self._saw_state
+
+    def _saw_state(self) -> None:
+        if not self.states or self.states[-1] is not self.host.state:
+            self.states.append(self.host.state)
+
+    def tokens_of(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs if output.request_id == request_id for token in output.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 (what is waited for has no event)
+            await asyncio.sleep(0.005)
+
+
+def request(request_id: str, *prompt: int, max_tokens: int = 3) -> Request:
+    return Request(request_id=request_id, prompt_token_ids=list(prompt), params=SamplingParams(max_tokens=max_tokens))
+
+
+StartHost = Callable[..., Awaitable[Recorder]]
+
+
+@pytest.fixture
+async def start_host(tmp_path: Path) -> AsyncIterator[StartHost]:
+    """Starts a host over the scripted engine; `model` scripts its loading. All are stopped after the test."""
+    hosts: list[EngineHost] = []
+
+    async def start(model: str = "ok", *, wait: bool = True, command: tuple[str, ...] = FAKE_ENGINE) -> Recorder:
+        host = EngineHost(tmp_path / "engine.sock", command)
+        hosts.append(host)
+        recorder = Recorder(host)
+        await host.start(EngineConfig(model=model))
+        if wait:
+            await until(lambda: host.state is EngineState.READY)
+        return recorder
+
+    yield start
+    for host in hosts:
+        await host.stop()
+
+
+async def test_a_request_gets_its_tokens_and_one_finish(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.submit(request("a", 5, 7))
+    await until(lambda: len(engine.outputs) == 3)
+    assert engine.tokens_of("a") == [8, 9, 10]
+    assert [output.finish_reason for output in engine.outputs] == [None, None, "length"]
+
+
+async def test_the_states_on_the_way_to_ready_are_told_in_order(start_host: StartHost) -> None:
+    engine = await start_host()
+    assert engine.states == [EngineState.STARTING, EngineState.LOADING, EngineState.READY]
+    assert engine.host.info is not None
+    assert engine.host.info.num_blocks == 6
+    assert engine.host.stats is not None
+    assert engine.host.stats.num_blocks_free == 6
+
+
+async def test_a_request_while_loading_is_refused_with_the_progress(start_host: StartHost) -> None:
+    engine = await start_host("slow", wait=False)
+    await until(lambda: engine.host.progress >= 0.43)
+    with pytest.raises(PageddError, match=r"^engine_loading: loading, (43|86) % \(weights\)"):
+        engine.host.submit(request("a", 5))
+
+
+async def test_stopping_while_the_engine_loads_takes_no_time(start_host: StartHost) -> None:
+    engine = await start_host("slow", wait=False)
+    await until(lambda: engine.host.state is EngineState.LOADING)
+    pid = engine.host.pid
+    assert pid is not None
+    async with asyncio.timeout(2):
+        await engine.host.stop()
+    assert not psutil.pid_exists(pid)
+    assert engine.host.state is EngineState.STOPPED
+
+
+async def test_an_aborted_request_produces_no_more_and_the_figures_say_so(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.submit(request("a", 5, max_tokens=1_000_000))
+    await until(lambda: len(engine.outputs) > 2)
+    engine.host.abort("a")
+    await until(lambda: engine.host.stats is not None and engine.host.stats.num_blocks_used == 0)
+    num_outputs = len(engine.outputs)
+    await asyncio.sleep(0.05)
+    assert len(engine.outputs) == num_outputs
+
+
+async def test_a_refusal_carries_the_engines_code_and_message(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.submit(request("a", REFUSE))
+    await until(lambda: bool(engine.refused))
+    assert engine.refused == [("a", "exceeds_kv_pool", "9 blocks, limit 6")]
+
+
+async def test_a_snapshot_comes_between_steps_and_in_order(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.submit(request("a", 5, max_tokens=1_000_000))
+    first, second = await asyncio.gather(engine.host.snapshot(), engine.host.snapshot())
+    assert [sequence.request_id for sequence in first.sequences] == ["a"]
+    assert second.stats.steps_total >= first.stats.steps_total
+
+
+@pytest.mark.parametrize("deadly", [CRASH, VANISH])
+async def test_an_engine_that_dies_is_replaced_and_its_loss_told_once(start_host: StartHost, deadly: int) -> None:
+    engine = await start_host()
+    engine.host.submit(request("a", deadly))
+    await until(lambda: engine.host.state is EngineState.RESTARTING)
+    with pytest.raises(PageddError, match=r"^engine_died: the engine process \(pid \d+\) ended with status (70|9)"):
+        engine.host.submit(request("b", 5))
+    await until(lambda: engine.host.state is EngineState.READY)
+    assert len(engine.lost) == 1
+    engine.host.submit(request("c", 5))
+    await until(lambda: engine.tokens_of("c") == [6, 7, 8])
+
+
+async def test_a_killed_engine_is_named_with_its_signal(start_host: StartHost) -> None:
+    engine = await start_host()
+    assert engine.host.pid is not None
+    os.kill(engine.host.pid, signal.SIGKILL)
+    await until(lambda: bool(engine.lost))
+    assert "was ended by SIGKILL" in engine.lost[0]
+
+
+async def test_a_snapshot_that_waits_for_a_dying_engine_fails(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.submit(request("a", HANG))
+    # Time to begin the step that never ends; commands that arrive together are all obeyed before it.
+    await asyncio.sleep(0.2)
+    answer = asyncio.ensure_future(engine.host.snapshot())
+    await asyncio.sleep(0)
+    assert engine.host.pid is not None
+    os.kill(engine.host.pid, signal.SIGKILL)
+    with pytest.raises(PageddError, match=r"^engine_died"):
+        await answer
+
+
+async def test_a_hung_engine_is_killed_when_the_host_stops(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    engine = await start_host()
+    pid = engine.host.pid
+    engine.host.submit(request("a", HANG))
+    await asyncio.sleep(0.05)
+    await engine.host.stop()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_fault_of_the_settings_is_not_tried_again(start_host: StartHost) -> None:
+    engine = await start_host("error:unsupported_model", wait=False)
+    await until(lambda: engine.host.state is EngineState.FAILED)
+    assert engine.host.failure is not None
+    assert engine.host.failure.code == "unsupported_model"
+    assert engine.host.num_restarts == 0
+    with pytest.raises(PageddError, match=r"^engine_failed: unsupported_model: scripted"):
+        engine.host.submit(request("a", 5))
+
+
+@pytest.mark.parametrize("model", ["vanish", "fault", "error:no_kv_memory"])
+async def test_an_engine_that_never_loads_is_given_up_after_three_tries(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._FIRST_DELAY_S", 0.01)
+    engine = await start_host(model, wait=False)
+    await until(lambda: engine.host.state is EngineState.FAILED)
+    assert engine.host.num_restarts == 2
+    assert engine.lost == []
+
+
+async def test_a_load_that_fails_once_is_tried_again(start_host: StartHost, tmp_path: Path) -> None:
+    engine = await start_host(f"vanish-once:{tmp_path / 'tried'}")
+    assert engine.host.num_restarts == 1
+    assert engine.lost == []
+
+
+async def test_a_program_that_cannot_be_started_is_a_failure_with_its_reason(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._FIRST_DELAY_S", 0.01)
+    engine = await start_host(wait=False, command=("/nonexistent",))
+    await until(lambda: engine.host.state is EngineState.FAILED)
+    assert "could not be started" in engine.host.detail
+
+
+async def test_the_socket_between_the_processes_is_the_owners_alone(start_host: StartHost, tmp_path: Path) -> None:
+    await start_host()
+    assert stat.S_IMODE((tmp_path / "engine.sock").stat().st_mode) == 0o600
+
+
+async def test_stopping_ends_the_engine_and_a_second_stop_does_nothing(start_host: StartHost, tmp_path: Path) -> None:
+    engine = await start_host()
+    pid = engine.host.pid
+    await engine.host.stop()
+    await engine.host.stop()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert engine.host.state is EngineState.STOPPED
+    assert not (tmp_path / "engine.sock").exists()
+    with pytest.raises(PageddError, match=r"^shutting_down"):
+        engine.host.submit(request("a", 5))

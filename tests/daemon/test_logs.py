@@ -1,0 +1,73 @@
+"""Log lines on a terminal and in the journal."""
+
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pagedd.daemon import logs
+
+
+@pytest.fixture(autouse=True)
+def root_logger_restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def write(log_format: str, level: str = "info") -> tuple[io.StringIO, logging.Logger]:
+    stream = io.StringIO()
+    logs.setup(level, log_format, stream)
+    return stream, logging.getLogger("pagedd.daemon.server")
+
+
+def test_a_line_for_people_has_time_level_place_and_request() -> None:
+    stream, log = write("human")
+    log.warning("slow %s", "client", extra={"request_id": "1f"})
+    time_of_day, line = stream.getvalue().split(" ", 1)
+    assert len(time_of_day) == len("12:34:56.789")
+    assert line == "WARNING server: slow client [request 1f]\n"
+
+
+def test_a_line_for_the_journal_has_its_priority_and_request() -> None:
+    stream, log = write("journald")
+    log.error("broke", extra={"request_id": "1f"})
+    assert stream.getvalue() == "<3>server: broke request_id=1f\n"
+
+
+def test_every_line_of_a_trace_keeps_its_priority_in_the_journal() -> None:
+    stream, log = write("journald")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("broke")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 4
+    assert all(line.startswith("<3>") for line in lines)
+
+
+def test_lines_below_the_level_are_not_written() -> None:
+    stream, log = write("human", level="error")
+    log.warning("unheard")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(("level", "priority"), [(10, 7), (20, 6), (30, 4), (40, 3), (50, 2)])
+def test_levels_map_to_the_journals_priorities(level: int, priority: int) -> None:
+    stream, log = write("journald", level="debug")
+    log.log(level, "x")
+    assert stream.getvalue() == f"<{priority}>server: x\n"
+
+
+def test_the_journal_is_told_apart_from_an_inherited_variable(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        status = os.fstat(stream.fileno())
+        assert logs.writes_to_journal(stream, {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"})
+        assert not logs.writes_to_journal(stream, {"JOURNAL_STREAM": "1:2"})
+        assert not logs.writes_to_journal(stream, {})
+    assert not logs.writes_to_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
