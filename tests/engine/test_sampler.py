@@ -217,6 +217,12 @@ def test_draws_follow_the_distribution():
     assert chi_square < 18.5  # 0.1 % point of 4 degrees of freedom; the seed is fixed, so this cannot flicker
 
 
+def test_the_draw_is_the_first_token_whose_cumulative_weight_exceeds_it():
+    weights = torch.tensor([[0, 1, 0, 3, 0]]).repeat(4, 1)
+    draws = torch.tensor([0.0, 0.24, 0.25, 1 - 2**-53], dtype=torch.float64)
+    assert sampler_module._invert_cdf(weights, draws).tolist() == [1, 1, 3, 3]
+
+
 # --- broken rows ----------------------------------------------------------------------------------------------------
 
 
