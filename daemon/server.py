@@ -19,7 +19,9 @@ from typing import NoReturn
 import uvloop
 
 from pagedd.client.endpoints import Endpoints, server_endpoints
+from pagedd.client.errors import PageddError
 from pagedd.daemon import logs, systemd
+from pagedd.daemon.api_keys import read_api_keys
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.daemon.http_api import HttpApi
@@ -62,8 +64,9 @@ class Daemon:
         self._endpoints = endpoints
         self._host = EngineHost(endpoints.engine)
         self._service = Service(config, self._host)
+        api_keys = read_api_keys(config.api_key_file) if config.api_key_file is not None else []
         self._apis: list[HttpApi | ZmqApi] = [
-            HttpApi(self._service, config, endpoints),
+            HttpApi(self._service, endpoints, config, api_keys),
             ZmqApi(self._service, endpoints),
         ]
         self._stop_requested = asyncio.Event()
@@ -85,8 +88,12 @@ class Daemon:
             await self._shut_down()
 
     async def _load_and_watch(self) -> NoReturn:
-        for api in self._apis:
-            await api.start()
+        try:
+            for api in self._apis:
+                await api.start()
+        except OSError as error:
+            why = f"{error.strerror or error}; choose another runtime_dir or http_port"
+            raise PageddError("invalid_setting", f"a socket cannot be opened: {why}") from error
         log.info("listening in %s", self._endpoints.directory)
         systemd.notify(f"STATUS={self._host.describe()}")
 

@@ -133,7 +133,7 @@ class GpuMeter:
 
 def _load_nvml() -> Nvml | None:
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
 
         pynvml.nvmlInit()
     except Exception as error:
