@@ -78,7 +78,8 @@ class _Reader:
             return self._string()
         if value_type == _ARRAY:
             return self._array(depth)
-        return self._scalar(_SCALARS[value_type])
+        scalar: int | float | bool = self._scalar(_SCALARS[value_type])
+        return scalar
 
     def _array(self, depth: int) -> list[GgufValue]:
         if depth == _MAX_ARRAY_DEPTH:
@@ -94,7 +95,7 @@ class _Reader:
         return list(struct.unpack(f"<{num_elements}{code}", self._take(num_elements * size)))
 
     def _type(self) -> int:
-        value_type = self._scalar("I")
+        value_type: int = self._scalar("I")
         if value_type not in (*_SCALARS, _STRING, _ARRAY):
             raise _Malformed(f"value type {value_type} does not exist")
         return value_type
@@ -104,7 +105,7 @@ class _Reader:
 
     def _count(self, element_bytes: int) -> int:
         """A 64-bit count of elements that take at least `element_bytes` each."""
-        count = self._scalar("Q")
+        count: int = self._scalar("Q")
         if count > (self._end - self._position) // element_bytes:
             raise _Malformed(f"a count of {count} runs past its end")
         return count

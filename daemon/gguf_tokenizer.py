@@ -93,6 +93,7 @@ class GgufTokenizer:
         adds_bos: a plain text begins with `bos_token_id`.
         eos_token_ids: every id that the file declares as an end: of sequence, of turn, of message.
         special_tokens: text -> id of control tokens.
+        template_variables: `bos_token`, `eos_token`, ... as text, for the chat template.
     """
 
     tokenizer: Tokenizer
@@ -102,6 +103,7 @@ class GgufTokenizer:
     eos_token_ids: list[int]
     chat_template: str | None
     special_tokens: dict[str, int]
+    template_variables: dict[str, str]
 
 
 def build_tokenizer(metadata: dict[str, GgufValue]) -> GgufTokenizer:
@@ -138,6 +140,16 @@ def build_tokenizer(metadata: dict[str, GgufValue]) -> GgufTokenizer:
         eos_token_ids=sorted({token_id for token_id in ends if token_id is not None}),
         chat_template=_optional(metadata, "tokenizer.chat_template", str),
         special_tokens=vocabulary.of_types(_CONTROL, _UNKNOWN),
+        template_variables={
+            name: vocabulary.tokens[token_id]
+            for name, key in (
+                ("bos_token", "bos"),
+                ("eos_token", "eos"),
+                ("unk_token", "unknown"),
+                ("pad_token", "padding"),
+            )
+            if (token_id := vocabulary.optional_id(metadata, f"tokenizer.ggml.{key}_token_id")) is not None
+        },
     )
 
 

@@ -6,6 +6,7 @@ Which name means which source is `models.py`'s.
 
 import hashlib
 import importlib.util
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.files import put_in_place, scratch_directory, verify_sha256
+from pagedd.daemon.files import explained_write, put_in_place, scratch_directory, verify_sha256
 
 Report = Callable[[str], None]
 
@@ -99,32 +100,37 @@ def fetch_from_hub(model: HubModel, folder: Path, report: Report) -> None:
         PageddError: `model_unavailable` when it is absent, gated, or out of reach; `unsupported_model` when it has
             neither safetensors nor one GGUF file; `checksum_mismatch` when a file is not the one the hub lists.
     """
-    import httpx
     from huggingface_hub import HfApi, errors, snapshot_download
 
-    try:
-        listed = HfApi().model_info(model.repo, files_metadata=True).siblings or []
-        files = {file.rfilename: file for file in listed}
-        wanted = _wanted_files(model, list(files))
-        num_bytes = sum(files[name].size or 0 for name in wanted)
-        report(f"fetching {model.repo} ({num_bytes // 1_000_000} MB, {len(wanted)} files) from the Hugging Face hub")
-        # Not a scratch folder: what an interrupted pull has fetched already stays for the next one.
-        partial = folder.with_name(f".{folder.name}.partial")
-        with scratch_directory(folder):
+    # Which HTTP library it stands on, and so what a lost connection raises, differs between versions of the hub's.
+    http_error = errors.HfHubHTTPError.__bases__[0]
+    # Not a scratch folder: what an interrupted pull has fetched stays for the next one.
+    partial = folder.with_name(f".{folder.name}.partial")
+    with explained_write(folder):
+        try:
+            listed = HfApi().model_info(model.repo, files_metadata=True).siblings or []
+            files = {file.rfilename: file for file in listed}
+            wanted = _wanted_files(model, list(files))
+            num_bytes = sum(files[name].size or 0 for name in wanted)
+            report(
+                f"fetching {model.repo} ({num_bytes // 1_000_000} MB, {len(wanted)} files) from the Hugging Face hub"
+            )
             snapshot_download(model.repo, allow_patterns=wanted, local_dir=partial)
-            for name in wanted:
-                _verify_hub_file(partial / name, files[name])
-            put_in_place(partial, folder)
-    except errors.GatedRepoError as error:
-        why = "it is gated; accept its licence on the hub and set HF_TOKEN"
-        raise _unavailable(model, why) from error
-    except errors.RepositoryNotFoundError as error:
-        raise _unavailable(model, "the hub has no such public model; check the spelling, or set HF_TOKEN") from error
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx.TransportError) as error:
-        why = "the hub cannot be reached; check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or give a path"
-        raise _unavailable(model, why) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-        raise _unavailable(model, f"the hub answered: {str(error).splitlines()[0]}") from error
+        except errors.GatedRepoError as error:
+            raise _unavailable(model, "it is gated; accept its licence on the hub and set HF_TOKEN") from error
+        except errors.RepositoryNotFoundError as error:
+            raise _unavailable(
+                model, "the hub has no such public model; check the spelling, or set HF_TOKEN"
+            ) from error
+        except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+            raise _unavailable(model, f"the hub answered: {str(error).splitlines()[0]}") from error
+        except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, http_error) as error:
+            why = "the hub cannot be reached; check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or give a path"
+            raise _unavailable(model, why) from error
+        for name in wanted:
+            _verify_hub_file(partial / name, files[name])
+        shutil.rmtree(partial / ".cache", ignore_errors=True)  # the hub library's notes on what it has fetched
+        put_in_place(partial, folder)
     report(f"{model.repo} is at {folder}, digests verified")
 
 

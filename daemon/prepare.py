@@ -20,7 +20,7 @@ from pagedd.daemon.gguf_tokenizer import build_tokenizer
 from pagedd.daemon.prepared import PreparedModel, load_prepared
 
 # Part of each folder's key: raise it when a prepared folder of the same weights would come out otherwise.
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 _CONFIG_FILES = (
     "config.json",
@@ -98,6 +98,7 @@ def _read_gguf(path: Path, name: str, sha256: str | None) -> tuple[PreparedModel
         eos_token_ids=built.eos_token_ids,
         chat_template=built.chat_template,
         special_tokens=built.special_tokens,
+        template_variables=built.template_variables,
         sha256=sha256,
     )
     return prepared, built.tokenizer.to_str()
@@ -151,6 +152,11 @@ def _read_hugging_face_folder(folder: Path, name: str) -> tuple[PreparedModel, s
         special_tokens={
             token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         },
+        template_variables={
+            name: text
+            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            if (text := _token_text(tokenizer_config.get(name))) is not None
+        },
     )
     return prepared, tokenizer_json
 
@@ -190,10 +196,15 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     return content
 
 
-def _token_id(tokenizer: Tokenizer, token: object) -> int | None:
-    """Id of a token that tokenizer_config.json gives as text or as `{"content": text}`."""
+def _token_text(token: object) -> str | None:
+    """tokenizer_config.json gives a token as text or as `{"content": text}`."""
     text = token.get("content") if isinstance(token, dict) else token
-    return tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return text if isinstance(text, str) else None
+
+
+def _token_id(tokenizer: Tokenizer, token: object) -> int | None:
+    text = _token_text(token)
+    return None if text is None else tokenizer.token_to_id(text)
 
 
 def _ids(value: object) -> list[int]:

@@ -24,6 +24,7 @@ class PreparedModel(msgspec.Struct, kw_only=True):
         eos_token_ids: union of generation config, tokenizer and GGUF.
         chat_template: Jinja source, None when the model has none.
         special_tokens: text -> id of control tokens (never produced from a user's text).
+        template_variables: what the chat template sees beside the messages: bos_token, eos_token, ... as text.
         sha256: digest of the weights when it was verified.
     """
 
@@ -38,6 +39,7 @@ class PreparedModel(msgspec.Struct, kw_only=True):
     eos_token_ids: list[int]
     chat_template: str | None
     special_tokens: dict[str, int]
+    template_variables: dict[str, str] = {}  # msgspec copies it for each instance
     sha256: str | None = None
 
 

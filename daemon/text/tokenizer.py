@@ -36,7 +36,7 @@ class TextTokenizer:
         self._rule = token_bytes_rule(declared["decoder"])
         self._seals = _seals(self.prepared.special_tokens)
         self._sealed = Tokenizer.from_str(_rename(declared, self._seals)) if self._seals else self._open
-        self._special_pattern = _alternatives(self.prepared.special_tokens)
+        self._special_pattern = re.compile(any_of(self.prepared.special_tokens))
         self.special_ids = frozenset(self.prepared.special_tokens.values())
         self._token_bytes: dict[int, bytes] = {}
 
@@ -64,13 +64,16 @@ class TextTokenizer:
         return ids
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Ids of `text`, with control tokens where it spells one that `mark` does not interrupt.
+        """Ids of `text`, with control tokens where it spells one with no `mark` inside or right behind.
 
         `mark` is removed; what it stood in is plain text. No beginning-of-sequence id is added.
         """
-        if self._special_pattern is not None:
-            text = self._special_pattern.sub(lambda match: self._seals[match.group()], text)
-        ids: list[int] = self._sealed.encode(text.replace(mark, ""), add_special_tokens=False).ids
+
+        def seal(match: re.Match[str]) -> str:
+            return match.group() if text.startswith(mark, match.end()) else self._seals[match.group()]
+
+        sealed = self._special_pattern.sub(seal, text)
+        ids: list[int] = self._sealed.encode(sealed.replace(mark, ""), add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -125,7 +128,7 @@ def _rename(tokenizer: dict[str, Any], names: dict[str, str]) -> str:
     return json.dumps(tokenizer)
 
 
-def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches any of `texts`, the longest where several begin; None when there are none."""
+def any_of(texts: Iterable[str]) -> str:
+    """A regular expression for any of `texts`, the longest where several begin. Of none: one that never matches."""
     longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    return "|".join(map(re.escape, longest_first)) or "(?!)"
