@@ -21,7 +21,6 @@ import uvloop
 from pagedd.client.endpoints import Endpoints, server_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.daemon import logs, systemd
-from pagedd.daemon.api_keys import read_api_keys
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.daemon.http_api import HttpApi
@@ -64,9 +63,8 @@ class Daemon:
         self._endpoints = endpoints
         self._host = EngineHost(endpoints.engine)
         self._service = Service(config, self._host)
-        api_keys = read_api_keys(config.api_key_file) if config.api_key_file is not None else []
         self._apis: list[HttpApi | ZmqApi] = [
-            HttpApi(self._service, endpoints, config, api_keys),
+            HttpApi(self._service, config, endpoints),
             ZmqApi(self._service, endpoints),
         ]
         self._stop_requested = asyncio.Event()
