@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.files import explained_write, put_in_place, scratch_directory, verify_sha256
@@ -103,7 +103,7 @@ def fetch_from_hub(model: HubModel, folder: Path, report: Report) -> None:
     from huggingface_hub import HfApi, errors, snapshot_download
 
     # Which HTTP library it stands on, and so what a lost connection raises, differs between versions of the hub's.
-    http_error = errors.HfHubHTTPError.__bases__[0]
+    http_error = cast(type[Exception], errors.HfHubHTTPError.__bases__[0])
     # Not a scratch folder: what an interrupted pull has fetched stays for the next one.
     partial = folder.with_name(f".{folder.name}.partial")
     with explained_write(folder):
@@ -112,18 +112,15 @@ def fetch_from_hub(model: HubModel, folder: Path, report: Report) -> None:
             files = {file.rfilename: file for file in listed}
             wanted = _wanted_files(model, list(files))
             num_bytes = sum(files[name].size or 0 for name in wanted)
-            report(
-                f"fetching {model.repo} ({num_bytes // 1_000_000} MB, {len(wanted)} files) from the Hugging Face hub"
-            )
+            report(f"fetching {model.repo} ({num_bytes // 1_000_000} MB, {len(wanted)} files) from Hugging Face")
             snapshot_download(model.repo, allow_patterns=wanted, local_dir=partial)
         except errors.GatedRepoError as error:
             raise _unavailable(model, "it is gated; accept its licence on the hub and set HF_TOKEN") from error
         except errors.RepositoryNotFoundError as error:
-            raise _unavailable(
-                model, "the hub has no such public model; check the spelling, or set HF_TOKEN"
-            ) from error
+            raise _unavailable(model, "there is no such public model; check the spelling, or set HF_TOKEN") from error
         except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-            raise _unavailable(model, f"the hub answered: {str(error).splitlines()[0]}") from error
+            answer, _, _ = str(error).partition("\n")
+            raise _unavailable(model, f"the hub answered: {answer}") from error
         except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, http_error) as error:
             why = "the hub cannot be reached; check the network (HF_HUB_OFFLINE, HTTPS_PROXY), or give a path"
             raise _unavailable(model, why) from error

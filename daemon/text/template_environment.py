@@ -54,7 +54,7 @@ def describe(error: Exception) -> str:
     """The template's own message for `raise_exception`, else what went wrong in it."""
     if type(error) is jinja2.TemplateError:
         return error.message or "the chat template refused the messages without a message"
-    return f"the chat template failed on these messages ({type(error).__name__}: {error})"
+    return f"the chat template failed ({type(error).__name__}: {error})"
 
 
 def _to_json(

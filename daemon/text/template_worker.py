@@ -106,11 +106,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the daemon's terminal is the daemon's to handle
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    template = None
+    source, template = "", None
     while (request := _read_frame(sys.stdin.buffer)) is not None:
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
         try:
-            template = template or compile_template(request["template"])
+            source = request.get("template", source)
+            template = template or compile_template(source)
             answer = {"text": render_bounded(template, request["variables"])}
         except MemoryError:
             answer = {"error": f"the chat template needs more than {MAX_MEMORY_BYTES >> 20} MiB"}
