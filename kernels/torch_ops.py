@@ -83,7 +83,12 @@ def paged_attention(
             for tile in part.tiles:
                 tile_keys = slice(tile.first_key, tile.end_key)
                 output[tile.first_row : tile.end_row] = _attend_tile(
-                    query[tile.first_row : tile.end_row], k[:, tile_keys], v[:, tile_keys], tile.is_hidden, scale, soft_cap
+                    query[tile.first_row : tile.end_row],
+                    k[:, tile_keys],
+                    v[:, tile_keys],
+                    tile.is_hidden,
+                    scale,
+                    soft_cap,
                 )
     return output
 
@@ -212,7 +217,9 @@ def _plan_chunk(
         tile_end = min(tile_row + TILE_ROWS, end_row)
         first_query, end_key = start + tile_row - first_row, start + tile_end - first_row
         first_key = max(0, first_query - window + 1)
-        first_masked = first_query if end_key <= window else first_key  # without a window, only the last corner is hidden
+        first_masked = (
+            first_query if end_key <= window else first_key
+        )  # without a window, only the last corner is hidden
         queries = torch.arange(first_query, end_key, device=block_table.device)[:, None]
         keys = torch.arange(first_masked, end_key, device=block_table.device)
         is_hidden = (keys > queries) | (keys <= queries - window)

@@ -1,0 +1,154 @@
+"""GGUF files: metadata as config.json's keys, tensors dequantized under transformers' names.
+
+Owns the reading of one file through the `gguf` library. What the values mean is `config.py`'s. An architecture, a
+metadata key of it, a tensor or a quantization type that is not known here is refused by name.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from pagedd.engine.errors import EngineError
+from pagedd.engine.model.config import DecoderConfig, malformed, parse_decoder_config, unsupported
+
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+# Key after the architecture's name → config.json's key.
+_CONFIG_KEYS = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_ROPE_KEYS = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+# Checked against the other values, or of no effect on the arithmetic.
+_OTHER_KEYS = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.finetuned"}
+
+_LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ROPE_DIVISORS = "rope_freqs.weight"  # llama 3's scaling as the file carries it: what each frequency is divided by
+
+
+class GGUFCheckpoint:
+    """One GGUF file, mapped into memory. `config` is parsed when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except OSError as error:
+            raise EngineError(
+                "model_unavailable", f"{path}: {error.strerror or error}; fetch the model first"
+            ) from error
+        except Exception as error:  # whatever the library's parser trips over, the file is not what it should be
+            raise malformed(f"{path} is not a readable GGUF file ({error})") from error
+        self._metadata = {name: field.contents() for name, field in self._reader.fields.items()}
+        self._architecture = str(self._metadata.get("general.architecture"))
+        if self._architecture not in _ARCHITECTURES:
+            raise unsupported(f"GGUF architecture {self._architecture!r}", f"choose one of {', '.join(_ARCHITECTURES)}")
+        self._tensors = {_transformers_name(tensor.name): tensor for tensor in self._reader.tensors}
+        self.config = self._parse_config()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor in float32, in the order of rows that transformers uses."""
+        tensor = self._tensors[name]
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise unsupported(f"GGUF tensor type {tensor.tensor_type.name} of {tensor.name}") from error
+        if self._architecture == "llama":
+            values = self._restore_rotary_order(name, values)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+    def _restore_rotary_order(self, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """llama.cpp interleaves the two halves of every llama query and key head; transformers keeps them apart."""
+        if ".self_attn.q_proj." in name:
+            num_heads = self.config.num_heads
+        elif ".self_attn.k_proj." in name:
+            num_heads = self.config.num_kv_heads
+        else:
+            return values
+        pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(values.shape)
+
+    def _parse_config(self) -> DecoderConfig:
+        raw: dict[str, Any] = {"model_type": self._architecture}
+        rope: dict[str, Any] = {}
+        prefix = f"{self._architecture}."
+        for key, value in self._metadata.items():
+            name = key.removeprefix(prefix)
+            if name == key or name in _OTHER_KEYS:
+                continue
+            if name in _CONFIG_KEYS:
+                raw[_CONFIG_KEYS[name]] = value
+            elif name in _ROPE_KEYS:
+                rope[_ROPE_KEYS[name]] = value
+            elif value:  # a count or a switch that is 0 changes nothing
+                raise unsupported(f"GGUF key {key} = {value!r}")
+        if rope.get("rope_type") == "none":
+            rope = {}
+        if _ROPE_DIVISORS in self._tensors:
+            rope = {"frequency_divisors": self.get(_ROPE_DIVISORS).tolist()}
+        embedding = self._tensors.get("model.embed_tokens.weight")
+        if embedding is None:
+            raise malformed("the GGUF file has no tensor token_embd.weight")
+        raw |= {
+            "vocab_size": int(embedding.shape[1]),  # ggml lists the innermost dimension first
+            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
+            "rope_scaling": rope,
+            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._tensors,
+            "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self._tensors,
+            "eos_token_id": [
+                int(self._metadata[key])
+                for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+                if key in self._metadata
+            ],
+        }
+        config = parse_decoder_config(raw)
+        for name in ("rope.dimension_count", "attention.value_length"):
+            size = self._metadata.get(prefix + name, config.head_dim)
+            if size != config.head_dim:
+                raise unsupported(f"GGUF key {prefix}{name} = {size} with heads of {config.head_dim}")
+        return config
+
+
+def _transformers_name(name: str) -> str:
+    """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`."""
+    if name == _ROPE_DIVISORS:
+        return name
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("blk."):
+        _, layer, part = stem.split(".", 2)
+        if part in _LAYER_TENSORS:
+            return f"model.layers.{layer}.{_LAYER_TENSORS[part]}.{kind}"
+    elif stem in _TENSORS:
+        return f"{_TENSORS[stem]}.{kind}"
+    raise unsupported(f"GGUF tensor {name}")

@@ -1,0 +1,155 @@
+"""From a path to a model in memory: which device, which dtype, the fused decoder or the adapter.
+
+Owns those choices. Formats are read by `gguf.py` and `safetensors.py`; what a config means is `config.py`'s.
+"""
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pagedd.engine.batch import Batch
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.model.config import FUSED_ARCHITECTURES, ModelConfig, parse_decoder_config, parse_eos
+from pagedd.engine.model.decoder import Decoder
+from pagedd.engine.model.gguf import GGUFCheckpoint
+from pagedd.engine.model.safetensors import SafetensorsCheckpoint, read_json
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
+
+
+class Model(Protocol):
+    """Tokens in, logits out, KV written on the way.
+
+    Attributes:
+        weight_bytes: what the weights take in memory.
+    """
+
+    weight_bytes: int
+
+    def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
+        """[num_rows, vocab_size] float32: the logits of `batch.logits_rows`."""
+        ...
+
+    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
+        """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and what was chosen for it."""
+
+    model: Model
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> LoadedModel:
+    """Reads the weights that `config.model` names.
+
+    Args:
+        progress: called with the share done, 0 … 1, and what is being done.
+
+    Raises:
+        EngineError: `model_unavailable` (not there, or damaged), `unsupported_model` (named what) or `invalid_setting`.
+    """
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    path = Path(config.model)
+    progress(0.0, f"reading {path.name}")
+    if path.is_dir():
+        loaded = _load_folder(path, device, dtype, progress)
+    elif path.exists():
+        file = GGUFCheckpoint(path)
+        loaded = LoadedModel(Decoder(file.config, file, dtype, device, progress), file.config, device, dtype)
+    else:
+        raise EngineError("model_unavailable", f"{path} does not exist; fetch the model first")
+    log.info("%s: %s, %s on %s", path.name, loaded.config.architecture, str(dtype).removeprefix("torch."), device)
+    return loaded
+
+
+def _load_folder(
+    folder: Path, device: torch.device, dtype: torch.dtype, progress: Callable[[float, str], None]
+) -> LoadedModel:
+    raw = read_json(folder / "config.json")
+    if raw.get("model_type") not in FUSED_ARCHITECTURES:
+        raise EngineError("unsupported_model", f"architecture {raw.get('model_type')!r} is not implemented")
+    if (folder / "generation_config.json").exists():
+        eos = {*parse_eos(raw), *parse_eos(read_json(folder / "generation_config.json"))}
+        raw["eos_token_id"] = sorted(eos)
+    config = parse_decoder_config(raw)
+    model = Decoder(config, SafetensorsCheckpoint(folder), dtype, device, progress)
+    return LoadedModel(model, config, device, dtype)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first GPU, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise EngineError("invalid_setting", f"device {name!r}; use auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise EngineError("invalid_setting", f"device {name!r}; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= count:
+            raise EngineError("invalid_setting", f"device {name!r}, but torch sees {count} GPUs; use auto or cpu")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device multiplies it natively; else float16 on a GPU and float32 on a CPU."""
+    if name in _DTYPES:
+        return _DTYPES[name]
+    if name != "auto":
+        raise EngineError("invalid_setting", f"dtype {name!r}; use auto, {', '.join(_DTYPES)}")
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if _BFLOAT16_FLAGS & set(next(_cpuinfo("flags"), "").split()) else torch.float32
+
+
+def device_name(device: torch.device) -> str:
+    """The device as its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return next(_cpuinfo("model name"), platform.processor() or platform.machine())
+
+
+def num_physical_cores() -> int:
+    """Cores that this process may run on, hyper-threads not counted: two threads of a core share its vector units."""
+    allowed = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in allowed:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            return len(allowed)
+    return len(cores)
+
+
+def _cpuinfo(name: str) -> Iterator[str]:
+    """Values of one field of /proc/cpuinfo; none where there is no such file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        field, _, value = line.partition(":")
+        if field.strip() == name:
+            yield value.strip()

@@ -1,0 +1,230 @@
+"""Computes a step on the device: copies blocks, turns the step into tensors, runs the model, draws tokens.
+
+Owns model, KV storage and sampler. Which sequences a step holds, and in which blocks, is the scheduler's decision.
+`create_runner` makes one from the settings.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagedd.engine.batch import AttentionMetadata, Batch
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
+from pagedd.engine.model.load import Model, device_name, load_model, num_physical_cores
+from pagedd.engine.request import Request
+from pagedd.engine.sampler import Sampler
+from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.sequence import Sequence
+from pagedd.engine.step import Sampled, ScheduledSequence, Step
+from pagedd.kernels import ops
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
+
+
+class ModelRunner:
+    """The real `Runner`. `seconds` sums prepare, forward and sample over all steps."""
+
+    def __init__(self, model: Model, storage: KVStorage, sampler: Sampler, device: torch.device) -> None:
+        self._model = model
+        self._storage = storage
+        self._sampler = sampler
+        self._device = device
+        self.seconds = {"prepare": 0.0, "forward": 0.0, "sample": 0.0}
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> list[Sampled]:
+        """One `Sampled` per entry of every `samplers`, in the order of `step.scheduled`."""
+        started = time.perf_counter()
+        self._storage.copy_blocks(step.block_copies)
+        batch = build_batch(step.scheduled, self._storage.block_size, self._device)
+        prepared = time.perf_counter()
+        logits = self._model.forward(batch, self._storage)
+        computed = time.perf_counter()
+        sampled = self._sample(logits, step.scheduled)
+        finished = time.perf_counter()
+        self.seconds["prepare"] += prepared - started
+        self.seconds["forward"] += computed - prepared
+        self.seconds["sample"] += finished - computed
+        return sampled
+
+    def _sample(self, logits: torch.Tensor, scheduled: list[ScheduledSequence]) -> list[Sampled]:
+        drawing = [item.samplers for item in scheduled if item.samplers]
+        sequences = list(itertools.chain.from_iterable(drawing))
+        if len(sequences) > len(drawing):  # forks draw from one row, each by its own parameters and randomness
+            repeats = torch.tensor([len(samplers) for samplers in drawing], device=logits.device)
+            logits = logits.repeat_interleave(repeats, dim=0)
+        return self._sampler.sample(logits, sequences) if sequences else []
+
+
+def build_batch(scheduled: list[ScheduledSequence], block_size: int, device: torch.device) -> Batch:
+    """The step's tokens, flattened. Sequences with one token come first; `logits_rows` keeps the order of `scheduled`."""
+    ordered = sorted(scheduled, key=lambda item: item.num_scheduled_tokens != 1)  # stable
+    starts = np.array([item.start for item in ordered], dtype=np.int64)
+    query_lens = np.array([item.num_scheduled_tokens for item in ordered], dtype=np.int64)
+    context_lens = starts + query_lens
+    query_starts = np.zeros(len(ordered) + 1, dtype=np.int64)
+    np.cumsum(query_lens, out=query_starts[1:])
+
+    num_blocks = -(-context_lens // block_size)
+    block_tables = np.zeros((len(ordered), int(num_blocks.max())), dtype=np.int32)
+    for row, (item, count) in enumerate(zip(ordered, num_blocks.tolist(), strict=True)):
+        block_tables[row, :count] = item.sequence.block_table[:count]
+
+    owners = np.repeat(np.arange(len(ordered)), query_lens)  # which sequence each token belongs to
+    positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], query_lens)
+    slots = block_tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    tokens = itertools.chain.from_iterable(
+        item.sequence.token_ids[item.start : item.start + item.num_scheduled_tokens] for item in ordered
+    )
+    last_rows = {id(item): row for item, row in zip(ordered, (query_starts[1:] - 1).tolist(), strict=True)}
+    logits_rows = [last_rows[id(item)] for item in scheduled if item.samplers]
+
+    def tensor(values: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(values).to(device, dtype, non_blocking=True)
+
+    return Batch(
+        token_ids=tensor(np.fromiter(tokens, dtype=np.int64, count=int(query_starts[-1])), torch.int64),
+        positions=tensor(positions, torch.int64),
+        logits_rows=tensor(np.array(logits_rows, dtype=np.int64), torch.int64),
+        attention=AttentionMetadata(
+            query_starts=tensor(query_starts, torch.int32),
+            context_lens=tensor(context_lens, torch.int32),
+            block_tables=tensor(block_tables, torch.int32),
+            slot_mapping=tensor(slots, torch.int64),
+            max_query_len=int(query_lens.max()),
+            max_context_len=int(context_lens.max()),
+            num_decodes=int(np.count_nonzero(query_lens == 1)),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerInfo:
+    """What was chosen for this machine, every value known.
+
+    Attributes:
+        kernel_backend: name of the kernels' backend.
+        max_model_len: longest prompt + output that the model's context and the settings allow.
+        model_bytes: what the weights take.
+    """
+
+    device: str
+    device_name: str
+    dtype: str
+    kv_cache_dtype: str
+    kernel_backend: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    model_bytes: int
+
+
+def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[ModelRunner, RunnerInfo]:
+    """Loads the model, sizes and allocates the KV pool, and runs once so that the first request isn't slow.
+
+    Args:
+        progress: called with the share done, 0 … 1, and what is being done.
+
+    Raises:
+        EngineError: what `load_model` and `size_pool` raise, or `invalid_setting`.
+    """
+    loaded = load_model(config, lambda share, what: progress(0.9 * share, what))
+    device, model = loaded.device, loaded.model
+    if device.type == "cpu":
+        torch.set_num_threads(config.num_threads or num_physical_cores())
+    try:
+        backend = ops.select_backend(device)
+    except ValueError as error:
+        raise EngineError("invalid_setting", str(error)) from error
+    max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)
+    budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    kv_dtype = loaded.dtype if config.kv_cache_dtype == "auto" else _kv_dtype(config.kv_cache_dtype)
+    kv_bytes_per_token = KVStorage.bytes_per_token(loaded.config, kv_dtype)
+
+    if config.num_blocks is None:
+        pool = size_pool(
+            free_bytes=free_bytes(device),
+            share=config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[device.type],
+            reserve_bytes=model.activation_bytes(budget, config.max_num_seqs, max_model_len),
+            bytes_per_block=kv_bytes_per_token * config.block_size,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+        )
+    else:
+        pool = pool_of(config.num_blocks, kv_bytes_per_token * config.block_size, config.block_size, max_model_len)
+    log.info("%s", pool.describe())
+    storage = KVStorage(loaded.config, pool.num_blocks, config.block_size, kv_dtype, device)
+
+    runner = ModelRunner(model, storage, Sampler(), device)
+    progress(0.9, "warming up")
+    _warm_up(runner, min(budget, max_model_len, pool.num_tokens), config.block_size)
+    progress(1.0, "ready")
+    info = RunnerInfo(
+        device=str(device),
+        device_name=device_name(device),
+        dtype=_name(loaded.dtype),
+        kv_cache_dtype=_name(kv_dtype),
+        kernel_backend=backend.name,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=loaded.config.eos_token_ids,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+        num_blocks=pool.num_blocks,
+        kv_bytes_per_token=kv_bytes_per_token,
+        model_bytes=model.weight_bytes,
+    )
+    return runner, info
+
+
+def _warm_up(runner: ModelRunner, num_tokens: int, block_size: int) -> None:
+    """Runs a full chunk and a decode in the pool's first blocks, which nobody owns yet."""
+    request = Request(request_id="warm-up", prompt_token_ids=[0] * num_tokens, params=SamplingParams(max_tokens=1))
+    sequence = Sequence(
+        request=request,
+        choice_index=0,
+        token_ids=list(request.prompt_token_ids),
+        num_prompt_tokens=num_tokens,
+        arrival_s=0.0,
+        due_s=0.0,
+        priority=0,
+        order=0,
+        block_table=list(range(-(-num_tokens // block_size))),
+    )
+    runner.run(Step(0, [ScheduledSequence(sequence, 0, num_tokens, [sequence])]))
+    runner.run(Step(0, [ScheduledSequence(sequence, num_tokens - 1, 1, [sequence])]))
+    runner.seconds.update(prepare=0.0, forward=0.0, sample=0.0)
+
+
+def _max_model_len(asked: int | None, max_position: int) -> int:
+    if asked is not None and asked > max_position:
+        raise EngineError(
+            "invalid_setting", f"max_model_len {asked}, the model's own context is {max_position}; lower max_model_len"
+        )
+    return asked or max_position
+
+
+def _kv_dtype(name: str) -> torch.dtype:
+    dtype = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+    if dtype is None:
+        raise EngineError("invalid_setting", f"kv_cache_dtype {name!r}; use auto, float32, bf16 or fp16")
+    return dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
