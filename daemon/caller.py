@@ -1,0 +1,61 @@
+"""Who asks: the kernel's word about a peer on a Unix socket, or the API key that a TCP caller showed.
+
+Owns identity and the rights that follow from it alone. What a caller says about itself is never used.
+"""
+
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One peer. On a Unix socket `uid`, `gid` and `pid` are set; over TCP only `key_id`, a public digest of the key."""
+
+    uid: int | None = None
+    gid: int | None = None
+    pid: int | None = None
+    key_id: str | None = None
+
+    @property
+    def tag(self) -> str:
+        """Callers with the same tag may share cached prefixes. A key and a user can never have the same one."""
+        return f"key:{self.key_id}" if self.uid is None else f"uid:{self.uid}"
+
+    @property
+    def name(self) -> str:
+        """For people: the user's name, its number when it has no name, or the key's id."""
+        return f"key {self.key_id}" if self.uid is None else _user_name(self.uid)
+
+    @property
+    def is_admin(self) -> bool:
+        """Root, and the user that the daemon runs as."""
+        return self.uid is not None and self.uid in (0, os.geteuid())
+
+
+def caller_of_socket(connection: socket.socket) -> Caller:
+    """The peer of a connected Unix socket, by SO_PEERCRED."""
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Caller(uid=uid, gid=gid, pid=pid)
+
+
+def caller_of_address(peer_address: str) -> Caller | None:
+    """The peer of a ZeroMQ message by its `Peer-Address` over ipc, `localhost:UID:GID:PID`; None for another form."""
+    parts = peer_address.split(":")
+    if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):
+        return None
+    uid, gid, pid = map(int, parts[1:])
+    return Caller(uid=uid, gid=gid, pid=pid)
+
+
+@lru_cache(maxsize=1024)
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,276 @@
+"""HTTP/1.1 over the Unix socket and, when configured with keys, over loopback TCP: OpenAI's API, health and metrics.
+
+Owns routes, who may call, and errors as HTTP. Generation is `http_generate.py`'s; the JSON is `openai_schema.py`'s and
+`openai_responses.py`'s. There is no CORS header on purpose: a page in a browser has no business here.
+"""
+
+import hashlib
+import hmac
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from pagedd.client.endpoints import Endpoints
+from pagedd.client.errors import ERROR_KINDS, PageddError
+from pagedd.client.protocol import MAX_MESSAGE_BYTES, Chat
+from pagedd.daemon.caller import Caller, caller_of_socket
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.http_generate import generate
+from pagedd.daemon.metrics import CONTENT_TYPE
+from pagedd.daemon.openai_responses import encode, error_body
+from pagedd.daemon.openai_schema import chat_request, completion_request, detokenize_request, tokenize_request
+from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
+from pagedd.daemon.service import Service
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Door = Callable[[web.Request], Caller]  # who calls; raises `PageddError` for one who may not
+
+_CALLER = web.RequestKey("caller", Caller)
+_MAX_HEADER_BYTES = 8192
+_BACKLOG = 512
+# After `Service.close` every answer is complete; what a client has not read by then is cut.
+_SHUTDOWN_S = 2.0
+# They tell nothing about anyone's requests, and monitors have no keys.
+_OPEN_PATHS = frozenset({"/health", "/ready"})
+
+
+class HttpApi:
+    """Serves `service` on `endpoints.http`, and on `config.http_port` to those with a key of `config.api_key_file`."""
+
+    def __init__(self, service: Service, config: DaemonConfig, endpoints: Endpoints) -> None:
+        self._service = service
+        self._path = endpoints.http
+        self._config = config
+        self._keys: list[ApiKey] = []
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self) -> None:
+        """Binds and serves.
+
+        Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key.
+        """
+        if self._config.api_key_file is not None:
+            self._keys = read_api_keys(self._config.api_key_file)
+        await self._serve(self._unix_door, _bind_unix(self._path))
+        if self._config.http_port is not None:
+            await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
+
+    async def close(self) -> None:
+        """Stops listening, gives the answers under way a moment to leave, and removes the socket."""
+        for runner in self._runners:
+            await runner.cleanup()
+        if self._runners:
+            self._path.unlink(missing_ok=True)
+        self._runners.clear()
+
+    async def _serve(self, door: Door, listener: socket.socket) -> None:
+        runner = web.AppRunner(
+            _application(self._service, door),
+            handler_cancellation=True,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_SHUTDOWN_S,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+
+    def _unix_door(self, request: web.Request) -> Caller:
+        connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+        if connection is None:
+            raise PageddError("forbidden", "the connection is gone")
+        return caller_of_socket(connection)
+
+    def _tcp_door(self, request: web.Request) -> Caller:
+        # A name that a web page made to point here has another Host, whatever address it leads to.
+        host = request.headers.get("Host", "").lower()
+        allowed = {self._config.http_host, "localhost", "127.0.0.1", "[::1]"}
+        if host.removesuffix(f":{self._config.http_port}") not in allowed:
+            raise PageddError("forbidden", f"Host {host[:64]!r}; ask for localhost:{self._config.http_port}")
+        if request.path in _OPEN_PATHS:
+            return Caller(key_id="none")
+        scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            # All are compared, so that the time taken does not tell which one is near.
+            matching = [key for key in self._keys if hmac.compare_digest(key.secret, shown.strip().encode())]
+            if matching:
+                return Caller(key_id=matching[0].public_id)
+        raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """`public_id` is a digest's beginning; it names the key in logs and statistics and does not give it away."""
+
+    secret: bytes = field(repr=False)
+    public_id: str
+
+
+def read_api_keys(path: Path) -> list[ApiKey]:
+    """One key a line; blank lines and those that begin with # are left out. Raises `PageddError("invalid_setting")`."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise PageddError("invalid_setting", f"api_key_file {path}: {error}", field="api_key_file") from error
+    keys = [line.encode() for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise PageddError(
+            "invalid_setting", f"api_key_file {path} holds no key; write one a line", field="api_key_file"
+        )
+    return [ApiKey(key, hashlib.sha256(key).hexdigest()[:12]) for key in keys]
+
+
+def _application(service: Service, door: Door) -> web.Application:
+    routes = _Routes(service)
+    application = web.Application(middlewares=[_gate(service, door)], client_max_size=MAX_MESSAGE_BYTES)
+    application.add_routes(
+        [
+            web.post("/v1/completions", routes.completions),
+            web.post("/v1/chat/completions", routes.chat_completions),
+            web.get("/v1/models", routes.models),
+            web.get("/v1/models/{name:.+}", routes.model),
+            web.post("/tokenize", routes.tokenize),
+            web.post("/detokenize", routes.detokenize),
+            web.get("/health", routes.health),
+            web.get("/ready", routes.ready),
+            web.get("/metrics", routes.metrics),
+        ]
+    )
+    return application
+
+
+def _gate(service: Service, door: Door) -> Any:
+    """Who calls, and every refusal or fault as OpenAI's error object with its status."""
+
+    @web.middleware
+    async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            request[_CALLER] = door(request)
+            return await handler(request)
+        except PageddError as error:
+            return _error(service, error)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(service, PageddError("message_too_large", f"the body has over {MAX_MESSAGE_BYTES} bytes"))
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+            return _error(service, PageddError("unknown_route", f"{request.method} {request.path[:256]}"))
+        except ConnectionError:
+            raise  # the client is gone; there is nobody to answer
+        except web.HTTPException:
+            raise
+        except Exception:
+            log.exception("%s %s broke", request.method, request.path)
+            return _error(service, PageddError("internal", "the log has the trace"))
+
+    return gate
+
+
+def _error(service: Service, error: PageddError) -> web.Response:
+    headers = {}
+    if error.http_status in (429, 503):
+        headers["Retry-After"] = str(service.retry_after_s)
+    if error.http_status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.Response(
+        status=ERROR_KINDS[error.code].http_status if error.code in ERROR_KINDS else 500,
+        body=error_body(error.code, error.message, error.field),
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+class _Routes:
+    """One method a path."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        asked = completion_request(await request.read())
+        return await generate(self._service, request, request[_CALLER], asked, "completion")
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        asked = chat_request(await request.read())
+        return await generate(self._service, request, request[_CALLER], asked, "chat")
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._card()] if self._service.model is not None else []})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        card = self._card()
+        if name not in (card["id"], "default"):
+            raise PageddError("model_not_found", f"model {name[:256]!r} is not served; ask for {card['id']!r}")
+        return _json(card)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        message = tokenize_request(await request.read())
+        try:
+            token_ids = await self._service.tokenize(message)
+        except PageddError as error:
+            name = "messages" if isinstance(message, Chat) else error.field
+            raise PageddError(error.code, error.message, field=error.field or name) from error
+        return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": self._max_model_len()})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        return _json({"prompt": self._service.detokenize(detokenize_request(await request.read()))})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
+        return _json({"status": "live", "state": self._service.state, "detail": self._service.host.describe()})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200 when a request sent now would be taken."""
+        self._service.check_open()
+        return _json({"status": "ready"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._service.served_model().name,
+            "object": "model",
+            "created": self._service.started_unix_s,
+            "owned_by": "pagedd",
+            "max_model_len": self._max_model_len(),
+        }
+
+    def _max_model_len(self) -> int:
+        info = self._service.host.info
+        return info.max_model_len if info is not None else self._service.served_model().prepared.context_length
+
+
+def _json(content: Any) -> web.Response:
+    return web.Response(body=encode(content), content_type="application/json")
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with socket_mode(REQUESTS_MODE):
+            listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener

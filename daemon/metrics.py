@@ -1,0 +1,244 @@
+"""Prometheus metrics: vLLM's names, so that existing dashboards work, and `pagedd:` ones for what no peer has.
+
+Owns a private registry. Histograms are observed here as requests go by; the engine's own counters are mirrored at each
+scrape and go on counting when the engine process is restarted. The figures are defined in `engine/stats.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from pagedd.daemon.engine_link import EngineInfo
+from pagedd.engine.request import SequenceOutput
+from pagedd.engine.stats import EngineStats
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+
+_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0,
+)  # fmt: skip
+_TOKENS = tuple(float(2**power) for power in range(18))
+
+# EngineStats attribute -> (metric, help). Counters of one engine process.
+_ENGINE_COUNTERS = {
+    "preemptions_total": ("vllm:num_preemptions", "Sequences that lost their blocks to others."),
+    "prefix_queries_total": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_hits_total": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "prompt_tokens_total": ("vllm:prompt_tokens", "Prompt tokens processed."),
+    "generation_tokens_total": ("vllm:generation_tokens", "Tokens produced."),
+    "recomputed_tokens_total": ("pagedd:recomputed_tokens", "Tokens computed again after a preemption."),
+    "evictions_total": ("pagedd:evictions", "Cached blocks that were taken for something else."),
+    "steps_total": ("pagedd:steps", "Steps of the engine."),
+}
+_ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float | None]]] = {
+    "vllm:num_requests_running": ("Sequences that have a seat.", lambda stats: stats.num_requests_running),
+    "vllm:num_requests_waiting": ("Sequences that wait for a seat.", lambda stats: stats.num_requests_waiting),
+    "vllm:kv_cache_usage_perc": ("Used KV blocks over all, 0 to 1.", lambda stats: stats.kv_usage),
+    "pagedd:num_blocks_used": ("KV blocks that a live sequence names.", lambda stats: stats.num_blocks_used),
+    "pagedd:kv_slot_fill_ratio": ("Live tokens over the slots of used blocks.", lambda stats: stats.slot_fill),
+    "pagedd:fragmentation_ratio": ("1 - slot fill.", lambda stats: stats.fragmentation),
+    "pagedd:contiguous_fragmentation_ratio": (
+        "What one slab of max_model_len a sequence would waste for the same tokens.",
+        lambda stats: stats.contiguous_fragmentation,
+    ),
+    "pagedd:oldest_wait_seconds": ("How long the first in the queue has waited.", lambda stats: stats.oldest_wait_s),
+    "pagedd:batch_occupancy_ratio": (
+        "Running sequences over seats.",
+        lambda stats: stats.num_requests_running / stats.max_num_seqs if stats.max_num_seqs else None,
+    ),
+    "pagedd:token_budget_ratio": (
+        "Scheduled tokens of the last step over the token budget.",
+        lambda stats: (
+            stats.num_scheduled_tokens / stats.max_num_batched_tokens if stats.max_num_batched_tokens else None
+        ),
+    ),
+}
+
+
+@dataclass(slots=True, eq=False)
+class RequestTimes:
+    """When things happened to one request, seconds of the monotonic clock. Mutated only by `Metrics`.
+
+    Attributes:
+        queue_s: from the engine's acceptance until its first chunk was scheduled, as the engine says it.
+        last_token_s: per choice.
+    """
+
+    arrival_s: float
+    last_token_s: dict[int, float]
+    first_token_s: float | None = None
+    queue_s: float | None = None
+
+
+class Metrics:
+    """Counts what the service sees. One for each daemon; tests make their own."""
+
+    def __init__(self, engine: "EngineCollector") -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(engine)
+        self._engine = engine
+        self._steps_seen = 0
+        self._success = Counter(
+            "vllm:request_success", "Finished requests.", ["model_name", "finished_reason"], registry=self.registry
+        )
+        self._refused = Counter(
+            "pagedd:request_errors", "Requests that ended in an error.", ["model_name", "code"], registry=self.registry
+        )
+        self._first_token = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", _SECONDS)
+        self._inter_token = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens.", _SECONDS)
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", _SECONDS)
+        self._queue = self._histogram("vllm:request_queue_time_seconds", "Waiting in the engine's queue.", _SECONDS)
+        self._prefill = self._histogram("vllm:request_prefill_time_seconds", "End of waiting to first token.", _SECONDS)
+        self._decode = self._histogram("vllm:request_decode_time_seconds", "First token to end.", _SECONDS)
+        self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Prompt tokens a request.", _TOKENS)
+        self._output_tokens = self._histogram("vllm:request_generation_tokens", "Output tokens a request.", _TOKENS)
+        self._iteration = self._histogram("vllm:iteration_tokens_total", "Tokens scheduled in a step.", _TOKENS)
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads; its type is `CONTENT_TYPE`."""
+        return prometheus_client.generate_latest(self.registry)
+
+    def produced(self, times: RequestTimes, output: SequenceOutput, now_s: float) -> None:
+        """A step gave `output` to the request of `times`."""
+        if not output.token_ids:
+            return
+        model = self._engine.model_name
+        if output.queue_s is not None and times.queue_s is None:
+            times.queue_s = output.queue_s
+        if times.first_token_s is None:
+            times.first_token_s = now_s
+            self._first_token.labels(model).observe(now_s - times.arrival_s)
+        last_s = times.last_token_s.get(output.choice_index)
+        if last_s is not None:
+            # Several tokens of one step arrive together; the gap is shared so that its sum stays the time that passed.
+            gap_s = (now_s - last_s) / len(output.token_ids)
+            for _ in output.token_ids:
+                self._inter_token.labels(model).observe(gap_s)
+        times.last_token_s[output.choice_index] = now_s
+
+    def stepped(self, stats: EngineStats | None) -> None:
+        """The engine finished a step; `stats` are those after it."""
+        if stats is None:
+            return
+        self._engine.seen(stats)
+        if stats.steps_total != self._steps_seen:
+            self._steps_seen = stats.steps_total
+            self._iteration.labels(self._engine.model_name).observe(stats.num_scheduled_tokens)
+
+    def finished(
+        self, times: RequestTimes, outcome: str, num_prompt_tokens: int, num_output_tokens: int, now_s: float
+    ) -> None:
+        """A request that was admitted came to its end, `outcome` is its finish reason."""
+        model = self._engine.model_name
+        self._success.labels(model, outcome).inc()
+        self._e2e.labels(model).observe(now_s - times.arrival_s)
+        self._prompt_tokens.labels(model).observe(num_prompt_tokens)
+        self._output_tokens.labels(model).observe(num_output_tokens)
+        if times.first_token_s is None:
+            return
+        self._decode.labels(model).observe(now_s - times.first_token_s)
+        if times.queue_s is not None:
+            self._queue.labels(model).observe(times.queue_s)
+            self._prefill.labels(model).observe(max(0.0, times.first_token_s - times.arrival_s - times.queue_s))
+
+    def failed(self, code: str) -> None:
+        """A request was refused or broke."""
+        self._refused.labels(self._engine.model_name, code).inc()
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, help_text, ["model_name"], buckets=buckets, registry=self.registry)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's last statistics whenever Prometheus asks.
+
+    Counters of an engine process that ended are added to those of the next, so that none ever falls.
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats | None], info: Callable[[], EngineInfo | None]) -> None:
+        self.model_name = ""
+        self._stats = stats
+        self._info = info
+        self._ended: dict[str, float] = {}
+        self._ended_parts: dict[str, float] = {}
+        self._last: EngineStats | None = None
+        self._num_restarts = 0
+
+    def seen(self, stats: EngineStats) -> None:
+        """The newest figures, kept in case the engine process ends before it gives others."""
+        self._last = stats
+
+    def engine_lost(self) -> None:
+        """The engine process ended; what it had counted is kept."""
+        self._num_restarts += 1
+        if (last := self._last) is None:
+            return
+        for name in _ENGINE_COUNTERS:
+            self._ended[name] = self._ended.get(name, 0) + getattr(last, name)
+        for part, seconds in last.step_seconds.items():
+            self._ended_parts[part] = self._ended_parts.get(part, 0.0) + seconds
+        self._last = None
+
+    def collect(self) -> Iterator[Metric]:
+        labels, model = ["model_name"], [self.model_name]
+        restarts = CounterMetricFamily(
+            "pagedd:engine_restarts", "Engine processes that ended by themselves.", labels=labels
+        )
+        restarts.add_metric(model, self._num_restarts)
+        yield restarts
+        stats = self._stats()
+        for attribute, (name, text) in _ENGINE_COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=labels)
+            now = getattr(stats, attribute) if stats is not None else 0
+            counter.add_metric(model, self._ended.get(attribute, 0) + now)
+            yield counter
+        if stats is not None:
+            yield from self._gauges(stats)
+        if (info := self._info()) is not None:
+            yield self._cache_config(info)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, so that registering does not collect before there is an engine."""
+        return iter(())
+
+    def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
+        labels, model = ["model_name"], [self.model_name]
+        for name, (text, value_of) in _ENGINE_GAUGES.items():
+            # "Not available" is no sample; a zero would be a lie.
+            if (value := value_of(stats)) is not None:
+                gauge = GaugeMetricFamily(name, text, labels=labels)
+                gauge.add_metric(model, value)
+                yield gauge
+        blocks = GaugeMetricFamily("pagedd:kv_blocks", "KV blocks by state.", labels=[*labels, "state"])
+        blocks.add_metric([*model, "free"], stats.num_blocks_free)
+        blocks.add_metric([*model, "cached"], stats.num_blocks_cached)
+        blocks.add_metric([*model, "used"], stats.num_blocks_used)
+        yield blocks
+        parts = SummaryMetricFamily("pagedd:step_seconds", "Time in each part of the steps.", labels=[*labels, "part"])
+        steps = int(self._ended.get("steps_total", 0) + stats.steps_total)
+        for part, seconds in stats.step_seconds.items():
+            parts.add_metric([*model, part], steps, self._ended_parts.get(part, 0.0) + seconds)
+        yield parts
+
+    def _cache_config(self, info: EngineInfo) -> Metric:
+        values = {
+            "model_name": self.model_name,
+            "block_size": info.block_size,
+            "cache_dtype": info.kv_cache_dtype,
+            "num_gpu_blocks": info.num_blocks,
+            "kv_bytes_per_token": info.kv_bytes_per_token,
+            "device": info.device,
+        }
+        # A gauge that is always 1, as vLLM writes it; its labels are the information.
+        config = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings.", labels=list(values))
+        config.add_metric([str(value) for value in values.values()], 1)
+        return config

@@ -1,0 +1,416 @@
+"""The use cases that both APIs call: start a request, cancel it, change its priority, show the daemon's state.
+
+Owns the live requests and the served model's text tools. It carries out the actions that `requests.py` decides on, and
+knows neither HTTP nor ZeroMQ: a request's messages go to a `Sink` that its API gave.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate, StatsFrame
+from pagedd.daemon import admission
+from pagedd.daemon.caller import Caller
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_link import EngineInfo
+from pagedd.daemon.frames import stats_frame
+from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
+from pagedd.daemon.prepared import PreparedModel, load_prepared
+from pagedd.daemon.requests import (
+    Abort,
+    Admitted,
+    Broken,
+    Cancelled,
+    ClientGone,
+    Event,
+    LiveRequest,
+    Phase,
+    Produced,
+    Send,
+    Submit,
+)
+from pagedd.daemon.text.chat_template import ChatTemplate
+from pagedd.daemon.text.tokenizer import TextTokenizer
+from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.stats import EngineSnapshot, EngineStats
+
+log = logging.getLogger(__name__)
+
+# Called in the event loop with each message of a request, in order. It must not wait and must not raise.
+Sink = Callable[[DaemonMessage], None]
+
+# Shorter texts are tokenized where they arrive: a thread would cost more than the work.
+_INLINE_TEXT_CHARS = 2048
+# How long the statistics wait for an engine that is in the middle of a long step.
+_SNAPSHOT_TIMEOUT_S = 1.0
+_RETRY_AFTER_S = (1, 60)
+
+
+class Host(Protocol):
+    """What the service needs of `engine_host.EngineHost`; tests put a scripted one in its place."""
+
+    state: EngineState
+    progress: float
+    detail: str
+    info: EngineInfo | None
+    stats: EngineStats | None
+    on_outputs: Callable[[list[SequenceOutput]], None]
+    on_refused: Callable[[str, str, str], None]
+    on_lost: Callable[[str], None]
+
+    def check_ready(self) -> None: ...
+    def describe(self) -> str: ...
+    def submit(self, request: Request) -> None: ...
+    def abort(self, request_id: str, choice_index: int | None = None) -> None: ...
+    def set_priority(self, request_id: str, priority: int) -> None: ...
+    async def snapshot(self) -> EngineSnapshot: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model as text sees it."""
+
+    name: str
+    prepared: PreparedModel
+    tokenizer: TextTokenizer
+    chat_template: ChatTemplate
+
+
+@dataclass(slots=True, eq=False)
+class LiveEntry:
+    """One live request with what only the service knows of it. Mutated only by `Service`."""
+
+    request: LiveRequest
+    message: Generate | Chat
+    caller: Caller
+    send: Sink
+    times: RequestTimes
+
+
+class Service:
+    """The front's heart. One event loop; every method runs in it, and only tokenizing long texts leaves it."""
+
+    def __init__(self, config: DaemonConfig, host: Host) -> None:
+        self.host = host
+        self.model: ServedModel | None = None
+        self.started_s = time.monotonic()
+        self.started_unix_s = int(time.time())
+        self._config = config
+        self._live: dict[str, LiveEntry] = {}
+        self._admissions: set[asyncio.Task[None]] = set()
+        self._text_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+        # Their own, because a template may take its time and they wait for one another.
+        self._chat_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="chat")
+        self._is_draining = False
+        self._has_drained = asyncio.Event()
+        self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info)
+        self.metrics = Metrics(self._engine_figures)
+        host.on_outputs = self._on_outputs
+        host.on_refused = self._on_refused
+        host.on_lost = self._on_lost
+
+    # Life
+
+    def set_model(self, prepared_folder: Path) -> None:
+        """Text can be handled from now on. Reads files for some tenths of a second, and may be called in a thread.
+
+        Raises `PageddError("unsupported_model")` for a tokenizer that cannot be handled exactly.
+        """
+        prepared = load_prepared(prepared_folder)
+        tokenizer = TextTokenizer(prepared_folder, prepared)
+        name = self._config.served_model_name or prepared.name
+        self._engine_figures.model_name = name
+        self.model = ServedModel(name, prepared, tokenizer, ChatTemplate(prepared, tokenizer))
+
+    def begin_drain(self) -> None:
+        """Takes no new request; those that run go on."""
+        self._is_draining = True
+        if not self._live:
+            self._has_drained.set()
+
+    async def drained(self) -> None:
+        """Returns when the last request has ended after `begin_drain`."""
+        await self._has_drained.wait()
+
+    async def close(self) -> None:
+        """Ends what still runs, each with its terminal message."""
+        self.begin_drain()
+        for task in list(self._admissions):
+            task.cancel()
+        for entry in list(self._live.values()):
+            self._apply(entry, Broken("shutting_down", "the daemon is stopping", engine_has_it=True))
+        for threads in (self._text_threads, self._chat_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+        if self.model is not None:
+            self.model.chat_template.close()
+
+    # Requests
+
+    def start(self, messages: Sequence[Generate | Chat], caller: Caller, send: Sink) -> list[str]:
+        """Starts the prompts of one request, all or none; returns their daemon-given ids.
+
+        For each of `messages`, under its `id`, `send` hears `Accepted`, any number of `Delta`, and one `Done` or
+        `Failed`; a refusal may come before this returns.
+        """
+        now_s = time.monotonic()
+        entries = [self._entry(message, caller, send, now_s) for message in messages]
+        ids = [entry.request.request_id for entry in entries]
+        try:
+            model = self._check_door(messages)
+        except PageddError as error:
+            self._refuse(entries, error)
+            return ids
+        for entry in entries:
+            self._live[entry.request.request_id] = entry
+        task = asyncio.get_running_loop().create_task(self._admit(entries, model))
+        self._admissions.add(task)
+        task.add_done_callback(self._admissions.discard)
+        return ids
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self._live
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends a request; its client hears `Done` with what there is. False when no live request has that id."""
+        return self._apply_to(request_id, Cancelled())
+
+    def client_gone(self, request_id: str) -> None:
+        """Ends a request that nobody listens to."""
+        self._apply_to(request_id, ClientGone())
+
+    def client_too_slow(self, request_id: str, backlog: str) -> None:
+        """Ends a request whose client does not read; `backlog` says in words how much waits for it."""
+        message = f"{backlog} wait unread; read faster, or do not stream"
+        self._apply_to(request_id, Broken("client_too_slow", message, engine_has_it=True))
+
+    def set_priority(self, request_id: str, priority: int) -> bool:
+        """False when no live request has that id. Raises `PageddError` for a priority out of range."""
+        admission.LIMITS["priority"].check(priority)
+        entry = self._live.get(request_id)
+        if entry is None:
+            return False
+        entry.message.priority = priority
+        if entry.request.phase is Phase.RUNNING:
+            self.host.set_priority(request_id, priority)
+        return True
+
+    # Text
+
+    def served_model(self) -> ServedModel:
+        """Raises `PageddError("engine_loading")` before the model's text side is ready."""
+        if self.model is None:
+            self.host.check_ready()
+            raise PageddError("engine_loading", f"{self.host.describe()}; try again shortly")
+        return self.model
+
+    async def tokenize(self, message: Generate | Chat) -> list[int]:
+        """The prompt's ids, as a request with the same fields would have them. Raises `PageddError`."""
+        model = self.served_model()
+        admission.check_message(message, model.name)
+        return await self._prompt_token_ids(model, message)
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """Text of `token_ids`, control tokens spelled out. Raises `PageddError("token_out_of_vocabulary")`."""
+        tokenizer = self.served_model().tokenizer
+        admission.check_vocabulary("tokens", token_ids, tokenizer.vocab_size)
+        return tokenizer.decode(token_ids, skip_special=False)
+
+    # State
+
+    @property
+    def state(self) -> str:
+        """In one word, for people and machines; `stopping` while the daemon drains."""
+        return "stopping" if self._is_draining else self.host.state.value
+
+    def check_open(self) -> ServedModel:
+        """The model that requests can be started on. Raises a `PageddError` with status 503 when there is none now."""
+        if self._is_draining:
+            raise PageddError("shutting_down", "the daemon is stopping; try again when it is back")
+        model = self.served_model()
+        self.host.check_ready()
+        return model
+
+    @property
+    def retry_after_s(self) -> int:
+        """A guess for clients that were told to come back: as long as the first in the queue has waited so far."""
+        stats = self.host.stats
+        low, high = _RETRY_AFTER_S
+        return min(high, max(low, math.ceil(stats.oldest_wait_s))) if stats is not None else low
+
+    async def stats_frame(self, blocks: bool) -> StatsFrame:
+        """A picture of this moment; `blocks` adds the block map and every block table."""
+        snapshot = None
+        detail = self.host.describe()
+        try:
+            snapshot = await asyncio.wait_for(self.host.snapshot(), _SNAPSHOT_TIMEOUT_S)
+        except TimeoutError:
+            detail = f"the engine has been in one step for over {_SNAPSHOT_TIMEOUT_S:.0f} s"
+        except PageddError:
+            pass  # no engine now; `state` and `detail` say so
+        return stats_frame(self, snapshot, detail, blocks)
+
+    def live_entry(self, request_id: str) -> LiveEntry | None:
+        return self._live.get(request_id)
+
+    # Admission
+
+    def _entry(self, message: Generate | Chat, caller: Caller, send: Sink, now_s: float) -> LiveEntry:
+        request = LiveRequest(
+            id=message.id,
+            request_id=secrets.token_hex(8),
+            model=self.model.name if self.model is not None else message.model,
+            num_choices=message.sampling.n,
+            stream=message.stream,
+            stop=message.sampling.stop,
+            min_tokens=message.sampling.min_tokens,
+        )
+        return LiveEntry(request, message, caller, send, RequestTimes(now_s, {}))
+
+    def _check_door(self, messages: Sequence[Generate | Chat]) -> ServedModel:
+        """What can be refused at once, before anything is allocated for the request."""
+        model = self.check_open()
+        for message in messages:
+            admission.check_message(message, model.name)
+        admission.check_num_choices(messages, self._config.max_prompts_per_request)
+        self._check_queue(sum(message.sampling.n for message in messages))
+        return model
+
+    def _check_queue(self, num_new: int) -> None:
+        """The queue is the live choices that cannot have a seat, whatever the engine is doing with the others."""
+        num_live = sum(entry.request.num_choices for entry in self._live.values())
+        num_waiting = max(0, num_live - self._config.max_num_seqs)
+        if num_live + num_new > self._config.max_num_seqs + self._config.max_queued_requests:
+            raise PageddError(
+                "queue_full",
+                f"{num_waiting} wait and {num_new} came, limit {self._config.max_queued_requests}; "
+                f"try again in {self.retry_after_s} s",
+            )
+
+    async def _admit(self, entries: list[LiveEntry], model: ServedModel) -> None:
+        """Validates and tokenizes all, then submits all: a bad prompt among many leaves nothing behind."""
+        try:
+            admitted = [await self._engine_request(entry, model) for entry in entries]
+        except PageddError as error:
+            self._refuse(entries, error)
+            return
+        except Exception:
+            request_id = entries[0].request.request_id
+            log.exception("a request could not be admitted", extra={"request_id": request_id})
+            self._refuse(entries, PageddError("internal", f"the log has the trace under request {request_id}"))
+            return
+        for entry, request in zip(entries, admitted, strict=True):
+            entry.request.open_texts(model.tokenizer)
+            self._apply(entry, Admitted(request))
+
+    async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
+        token_ids = await self._prompt_token_ids(model, entry.message)
+        info = self.host.info
+        if info is None:  # it ended while the prompt was tokenized
+            self.host.check_ready()
+            raise PageddError("engine_died", "the engine process has just ended; try again shortly")
+        return admission.to_engine_request(
+            entry.message,
+            entry.request.request_id,
+            token_ids,
+            info,
+            eos_token_ids=model.prepared.eos_token_ids,
+            cache_extras=admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing),
+        )
+
+    async def _prompt_token_ids(self, model: ServedModel, message: Generate | Chat) -> list[int]:
+        if isinstance(message, Chat):
+            return await self._in_thread(
+                self._chat_threads, lambda: model.chat_template.encode_chat(msgspec.to_builtins(message.messages))
+            )
+        if message.prompt_token_ids is not None:
+            return message.prompt_token_ids
+        text = message.prompt or ""
+        if len(text) <= _INLINE_TEXT_CHARS:
+            return model.tokenizer.encode(text, parse_special=message.parse_special)
+        return await self._in_thread(
+            self._text_threads, lambda: model.tokenizer.encode(text, parse_special=message.parse_special)
+        )
+
+    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], list[int]]) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    def _refuse(self, entries: Sequence[LiveEntry], error: PageddError) -> None:
+        for entry in entries:
+            self._apply(entry, Broken(error.code, error.message, error.field))
+
+    # What the engine says
+
+    def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
+        now_s = time.monotonic()
+        self.metrics.stepped(self.host.stats)
+        for output in outputs:
+            entry = self._live.get(output.request_id)
+            if entry is not None:
+                self.metrics.produced(entry.times, output, now_s)
+                self._apply(entry, Produced(output))
+
+    def _on_refused(self, request_id: str, code: str, message: str) -> None:
+        self._apply_to(request_id, Broken(code, message))
+
+    def _on_lost(self, reason: str) -> None:
+        self._engine_figures.engine_lost()
+        for entry in list(self._live.values()):
+            if entry.request.phase is Phase.RUNNING:
+                self._apply(entry, Broken("engine_died", reason))
+
+    # Carrying out
+
+    def _apply_to(self, request_id: str, event: Event) -> bool:
+        entry = self._live.get(request_id)
+        if entry is None:
+            return False
+        self._apply(entry, event)
+        return True
+
+    def _apply(self, entry: LiveEntry, event: Event) -> None:
+        request = entry.request
+        try:
+            actions = request.handle(event)
+        except Exception:
+            # A fault in one request's text must not take the others with it.
+            log.exception("a request broke", extra={"request_id": request.request_id})
+            text = f"the log has the trace under request {request.request_id}"
+            actions = request.handle(Broken("internal", text, engine_has_it=True))
+        for action in actions:
+            match action:
+                case Submit(engine_request):
+                    try:
+                        self.host.submit(engine_request)
+                    except PageddError as error:
+                        self._apply(entry, Broken(error.code, error.message))
+                        return
+                case Abort(request_id, choice_index):
+                    self.host.abort(request_id, choice_index)
+                case Send(message):
+                    if isinstance(message, Failed):
+                        self.metrics.failed(message.code)
+                    entry.send(message)
+        if request.has_ended:
+            self._forget(entry)
+
+    def _forget(self, entry: LiveEntry) -> None:
+        request = entry.request
+        if self._live.pop(request.request_id, None) is None:
+            return  # refused before it was live
+        if request.outcome is not None and request.outcome != "error":
+            self.metrics.finished(
+                entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()
+            )
+        if self._is_draining and not self._live:
+            self._has_drained.set()

@@ -1,0 +1,222 @@
+"""The ZeroMQ API: `pagedd.sock` for everyone in the group, `admin.sock` for the owner, `stats.sock` to watch.
+
+Owns what each message does and who may send it. Sockets and peers are `zmq_router.py`'s, the messages
+`pagedd.client.protocol`'s, and the work is done by `service.py`. Every message that can be answered is answered.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from pagedd.client.endpoints import Endpoints
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Chat,
+    ClientMessage,
+    DaemonMessage,
+    Done,
+    Failed,
+    Generate,
+    GetStats,
+    Ok,
+    Ping,
+    Pong,
+    SetPriority,
+    Stats,
+    decode_client,
+    encode,
+)
+from pagedd.daemon.admission import Limit
+from pagedd.daemon.caller import Caller
+from pagedd.daemon.frames import VERSION
+from pagedd.daemon.openai_schema import decoding_error
+from pagedd.daemon.runtime_dir import ADMIN_MODE, REQUESTS_MODE
+from pagedd.daemon.service import Service
+from pagedd.daemon.stats_feed import StatsFeed
+from pagedd.daemon.zmq_router import MAX_BACKLOG_BYTES, Peer, RouterSocket
+
+log = logging.getLogger(__name__)
+
+ID_MAX_CHARS = 128
+ID = Limit("id", "Chosen by the client, unique among its live requests.", max_chars=ID_MAX_CHARS)
+# How long the last messages may take to leave when the daemon stops.
+_LINGER_S = 1.0
+_MAX_STATS_UNDER_WAY = 64
+
+
+class ZmqApi:
+    """Serves `service` on the three ZeroMQ sockets of `endpoints`."""
+
+    def __init__(self, service: Service, endpoints: Endpoints) -> None:
+        self._service = service
+        self._endpoints = endpoints
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._doors: list[_Door] = []
+        self._feed: StatsFeed | None = None
+
+    async def start(self) -> None:
+        """Binds and serves. Raises `zmq.ZMQError` when an address is taken."""
+        self._context = zmq.Context()
+        self._doors.append(_RequestsDoor(self._service, self._context, self._endpoints.requests, REQUESTS_MODE))
+        self._doors.append(_AdminDoor(self._service, self._context, self._endpoints.admin, ADMIN_MODE))
+        self._feed = StatsFeed(self._service, self._context, self._endpoints.stats)
+
+    async def close(self) -> None:
+        """Lets the last messages leave for a moment and closes. Clients that do not read cannot delay it further."""
+        if self._feed is not None:
+            await self._feed.close()
+        await asyncio.gather(*(door.close() for door in self._doors))
+        if self._context is not None:
+            # It waits for what lingers, so not in the event loop.
+            await asyncio.to_thread(self._context.term)
+        self._doors.clear()
+        self._feed = self._context = None
+
+
+class _Door:
+    """What both ROUTER sockets do: read messages, answer the ones that are no requests, refuse what is wrong."""
+
+    def __init__(self, service: Service, context: "zmq.Context[zmq.Socket[bytes]]", path: Path, mode: int) -> None:
+        self._service = service
+        self._stats_under_way: set[asyncio.Task[None]] = set()
+        self._router = RouterSocket(
+            context,
+            path,
+            mode,
+            on_message=self._on_message,
+            on_gone=self._on_gone,
+            on_too_slow=self._on_too_slow,
+        )
+
+    async def close(self) -> None:
+        for task in self._stats_under_way:
+            task.cancel()
+        await self._router.close(_LINGER_S)
+
+    def _handle(self, peer: Peer, caller: Caller, message: ClientMessage) -> None:
+        """What is particular to a socket. Raises `PageddError`, which is sent back."""
+        raise NotImplementedError
+
+    def _on_message(self, peer: Peer, parts: list[bytes]) -> None:
+        message_id = ""
+        try:
+            if len(parts) != 2:
+                raise PageddError("malformed_message", f"{len(parts)} frames; send two, version and message")
+            version, payload = parts
+            if version != PROTOCOL_VERSION:
+                spoken = PROTOCOL_VERSION.decode()
+                raise PageddError("protocol_version", f"{version[:32]!r}; this daemon speaks {spoken}")
+            message_id = _id_of(payload)
+            message = _decode(payload)
+            ID.check(message.id)
+            if peer.caller is None:
+                raise PageddError("forbidden", "the kernel does not say who you are; connect through ipc://")
+            match message:
+                case Ping():
+                    self._send(peer, Pong(id=message.id, version=VERSION, state=self._service.state))
+                case GetStats():
+                    self._answer_stats(peer, message)
+                case _:
+                    self._handle(peer, peer.caller, message)
+        except PageddError as error:
+            log.debug("refused a message of %s: %s", peer.caller, error)
+            self._send(peer, Failed(id=message_id, code=error.code, message=error.message, field=error.field))
+
+    def _send(self, peer: Peer, message: DaemonMessage) -> None:
+        # The end of a request must arrive even where its tokens no longer did.
+        self._router.send(peer, encode(message), urgent=isinstance(message, Done | Failed) and message.id in peer.live)
+
+    def _answer_stats(self, peer: Peer, message: GetStats) -> None:
+        if len(self._stats_under_way) >= _MAX_STATS_UNDER_WAY:
+            raise PageddError("queue_full", f"{_MAX_STATS_UNDER_WAY} questions for statistics wait; try again later")
+        task = asyncio.get_running_loop().create_task(self._send_stats(peer, message))
+        self._stats_under_way.add(task)
+        task.add_done_callback(self._stats_under_way.discard)
+
+    async def _send_stats(self, peer: Peer, message: GetStats) -> None:
+        self._send(peer, Stats(id=message.id, frame=await self._service.stats_frame(message.blocks)))
+
+    def _on_gone(self, peer: Peer) -> None:
+        for request_id in list(peer.live.values()):
+            self._service.client_gone(request_id)
+        peer.live.clear()
+
+    def _on_too_slow(self, peer: Peer) -> None:
+        for request_id in list(peer.live.values()):
+            self._service.client_too_slow(request_id, f"{peer.backlog_bytes} bytes, limit {MAX_BACKLOG_BYTES},")
+
+
+class _RequestsDoor(_Door):
+    """`pagedd.sock`: a client starts requests and ends its own."""
+
+    def _handle(self, peer: Peer, caller: Caller, message: ClientMessage) -> None:
+        match message:
+            case Generate() | Chat():
+                self._start(peer, caller, message)
+            case Cancel(id=message_id, target=target):
+                if target not in peer.live:
+                    raise PageddError("request_not_found", f"no live request {target[:ID_MAX_CHARS]!r}", field="target")
+                self._service.cancel(peer.live[target])
+                self._send(peer, Ok(id=message_id))
+            case _:
+                raise PageddError("forbidden", "only through admin.sock")
+
+    def _start(self, peer: Peer, caller: Caller, message: Generate | Chat) -> None:
+        if message.id in peer.live:
+            raise PageddError("duplicate_request", f"a live request has id {message.id!r} already", field="id")
+
+        def send(answer: DaemonMessage) -> None:
+            self._send(peer, answer)
+            if isinstance(answer, Done | Failed):
+                peer.live.pop(message.id, None)
+                self._router.settle(peer)
+
+        [request_id] = self._service.start([message], caller, send)
+        if self._service.is_live(request_id):
+            peer.live[message.id] = request_id
+            self._router.settle(peer)
+
+
+class _AdminDoor(_Door):
+    """`admin.sock`: root and the daemon's own user act on any request."""
+
+    def _handle(self, peer: Peer, caller: Caller, message: ClientMessage) -> None:
+        if not caller.is_admin:
+            raise PageddError("forbidden", f"user {caller.name} is neither root nor the daemon's own user")
+        match message:
+            case Cancel(id=message_id, target=target):
+                found = self._service.cancel(target)
+            case SetPriority(id=message_id, target=target, priority=priority):
+                found = self._service.set_priority(target, priority)
+            case _:
+                raise PageddError("forbidden", "only through pagedd.sock")
+        if not found:
+            raise PageddError("request_not_found", f"no live request {target[:ID_MAX_CHARS]!r}", field="target")
+        self._send(peer, Ok(id=message_id))
+
+
+def _decode(payload: bytes) -> ClientMessage:
+    try:
+        return decode_client(payload)
+    except msgspec.DecodeError as error:
+        raise decoding_error(error) from error
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise PageddError("malformed_message", str(error)) from error
+
+
+def _id_of(payload: bytes) -> str:
+    """The id in a message whose other fields may be wrong, so that its sender knows which one was refused."""
+    try:
+        identified = msgspec.msgpack.decode(payload, type=_Identified)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ""
+    return identified.id[:ID_MAX_CHARS]
+
+
+class _Identified(msgspec.Struct):
+    id: str
