@@ -39,20 +39,27 @@ class Conversation:
         self._sampling = sampling
 
     def say(self, text: str) -> None:
-        """Asks and writes the answer as it comes. Ctrl-C ends the answer. Raises `PageddError`."""
+        """Asks and writes the answer as it comes. Raises `PageddError`, and `KeyboardInterrupt` when stopped."""
         question = ChatMessage(role="user", content=text)
         answer = ""
-        # Leaving the loop, however, cancels the request.
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
+            # Leaving the loop, however, cancels the request.
             for delta in self._client.chat(
                 [*self._opening, *self._turns, question],
                 model=self._model,
                 priority=self._priority,
                 **self._sampling,
             ):
-                self._write(delta.text)
                 answer += delta.text
-        self._write("\n")
+                self._write(delta.text)
+            self._write("\n")
+        except KeyboardInterrupt:
+            if answer:
+                self._remember(question, answer)
+            raise
+        self._remember(question, answer)
+
+    def _remember(self, question: ChatMessage, answer: str) -> None:
         self._turns += [question, ChatMessage(role="assistant", content=answer)]
 
     def reset(self) -> None:
@@ -67,28 +74,29 @@ def talk_at_terminal(conversation: Conversation) -> None:
     print(HELP)
     while True:
         try:
-            line = input("> ")
+            _take_line(conversation, input("> ").strip())
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
             print()
-            continue
-        match line.strip():
-            case "":
-                continue
-            case "/reset":
-                conversation.reset()
-                print("(forgotten)")
-            case "/help":
-                print(HELP)
-            case text if text.startswith("/"):
-                print(f"{text.split()[0]} is not known here\n{HELP}")
-            case text:
-                try:
-                    conversation.say(text)
-                except PageddError as error:
-                    print(f"pagectl: {error}", file=sys.stderr)
+        except PageddError as error:
+            print(f"pagectl: {error}", file=sys.stderr)
+
+
+def _take_line(conversation: Conversation, line: str) -> None:
+    match line:
+        case "":
+            pass
+        case "/reset":
+            conversation.reset()
+            print("(forgotten)")
+        case "/help":
+            print(HELP)
+        case _ if line.startswith("/"):
+            print(f"{line.split()[0]} is not known here\n{HELP}")
+        case _:
+            conversation.say(line)
 
 
 def talk_through_pipe(conversation: Conversation) -> None:

@@ -272,10 +272,6 @@ def test_chat_at_a_terminal_stops_answers_resets_and_leaves(daemon: FakeDaemon, 
     assert daemon.hear(Cancel).target == asked.id
     terminal.expect("> ")
 
-    # Ctrl-C at the prompt only gives a new one.
-    terminal.interrupt()
-    terminal.expect("> ")
-
     # A refusal is shown and leaves no trace.
     daemon.answer = lambda message: [Failed(id=message.id, code="prompt_too_long", message="9210 tokens")]
     terminal.type("long\n")
@@ -301,6 +297,23 @@ def test_chat_at_a_terminal_stops_answers_resets_and_leaves(daemon: FakeDaemon, 
     terminal.type("\x04")
     assert terminal.process.wait(10) == 0
     terminal.close()
+
+
+def test_interrupting_at_the_prompt_gives_a_new_prompt(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[str | type[BaseException]] = [KeyboardInterrupt, "hi", KeyboardInterrupt, EOFError]
+
+    def read(prompt: str) -> str:
+        key = keys.pop(0)
+        if isinstance(key, str):
+            return key
+        raise key
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert run("chat") == 0
+    assert daemon.hear(Chat).messages == [ChatMessage(role="user", content="hi")]
 
 
 def test_interrupting_a_generation_cancels_it(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
