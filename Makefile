@@ -1,0 +1,63 @@
+# `make` alone prints what there is to make.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+VENV := .venv
+LOCKS := requirements.lock requirements-dev.lock
+# A new lock makes a new stamp, whatever the files' times say.
+LOCK_DIGEST := $(shell cat $(LOCKS) pyproject.toml scripts/environment | sha256sum | cut -c1-16)
+STAMP := $(VENV)/installed-$(LOCK_DIGEST)
+MODEL ?= smollm2-135m-instruct
+PACKAGES := client kernels engine daemon tui
+
+.PHONY: help
+help:  ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: run
+run: $(STAMP)  ## set up, fetch the default model, start the daemon in the foreground (ARGS="--flag ...")
+	@$(VENV)/bin/pagectl pull $(MODEL)
+	@scripts/how-to-talk $(VENV)/bin
+	@exec $(VENV)/bin/pagedd --model $(MODEL) $(ARGS)
+
+.PHONY: test
+test: $(STAMP)  ## set up and run the tests (ARGS="-k name")
+	@$(VENV)/bin/pytest $(ARGS)
+
+.PHONY: lint
+lint: $(STAMP) .typing  ## ruff, the format check, and mypy in strict mode
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy -p pagedd
+
+.PHONY: format
+format: $(STAMP)  ## let ruff rewrite the sources
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+.PHONY: bench
+bench: $(STAMP)  ## run the benchmarks and print their tables
+	@for bench in bench/*.py; do echo "== $$bench"; $(VENV)/bin/python -P $$bench || exit; done
+
+.PHONY: install
+install:  ## as root: install under /opt/pagedd with the systemd service (DESTDIR, PREFIX, INSTALL_VENV)
+	@scripts/install
+
+.PHONY: uninstall
+uninstall:  ## as root: remove what install put there; settings, state and models stay
+	@scripts/uninstall
+
+.PHONY: clean
+clean:  ## remove the environment and every cache in this folder
+	rm -rf $(VENV) .typing .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP):
+	@scripts/environment $(VENV) $(LOCKS)
+	@$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# mypy finds a package by its folder's name, and the package here is called pagedd.
+.typing:
+	@mkdir -p $@/pagedd
+	@for package in $(PACKAGES); do ln -sfn ../../$$package $@/pagedd/$$package; done
