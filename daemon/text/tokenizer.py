@@ -58,7 +58,7 @@ class TextTokenizer:
             add_bos: put the beginning-of-sequence id before it if the model wants one before a plain text.
         """
         tokenizer = self._open if parse_special else self._sealed
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = _encode(tokenizer, text)
         if add_bos and self.prepared.adds_bos and self.prepared.bos_token_id is not None:
             ids.insert(0, self.prepared.bos_token_id)
         return ids
@@ -73,8 +73,7 @@ class TextTokenizer:
             return match.group() if text.startswith(mark, match.end()) else self._seals[match.group()]
 
         sealed = self._special_pattern.sub(seal, text)
-        ids: list[int] = self._sealed.encode(sealed.replace(mark, ""), add_special_tokens=False).ids
-        return ids
+        return _encode(self._sealed, sealed.replace(mark, ""))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`. Bytes that are no UTF-8 become U+FFFD."""
@@ -105,6 +104,15 @@ class TextTokenizer:
             if not 0 <= token_id < self.vocab_size:
                 message = f"{token_id} is not a token id of this model; ids are 0 to {self.vocab_size - 1}"
                 raise PageddError("token_out_of_vocabulary", message, field=field)
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    except TypeError as error:  # what `tokenizers` raises for a string that has no UTF-8
+        message = "the text holds half of a surrogate pair, which is no character; send well-formed Unicode"
+        raise PageddError("invalid_value", message) from error
+    return ids
 
 
 def _seals(special_tokens: dict[str, int]) -> dict[str, str]:
