@@ -8,7 +8,7 @@ LOCKS := requirements.lock requirements-dev.lock
 LOCK_DIGEST := $(shell cat $(LOCKS) pyproject.toml scripts/environment | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_DIGEST)
 MODEL ?= smollm2-135m-instruct
-PACKAGES := client kernels engine daemon tui
+PACKAGES := client kernels engine daemon tui bench
 
 .PHONY: help
 help:  ## print this
@@ -17,7 +17,7 @@ help:  ## print this
 .PHONY: run
 run: $(STAMP)  ## set up, fetch the default model, start the daemon in the foreground (ARGS="--flag ...")
 	@$(VENV)/bin/pagectl pull $(MODEL)
-	@scripts/how-to-talk $(VENV)/bin
+	@echo "pagedd: starting; once it is ready: $(CURDIR)/$(VENV)/bin/pagectl generate 'Once upon a time'"
 	@exec $(VENV)/bin/pagedd --model $(MODEL) $(ARGS)
 
 .PHONY: test
