@@ -1,4 +1,4 @@
-"""Two tokenizers for the text tests: the real model's byte-level one, and a small SentencePiece one with byte fallback."""
+"""Two tokenizers: the real model's byte-level one, and a small SentencePiece one with byte fallback."""
 
 from pathlib import Path
 

@@ -66,7 +66,9 @@ def test_a_byte_that_belongs_to_no_character_comes_out_at_once_and_is_not_waited
     assert pushed_one_by_one(byte_fallback_tokenizer, ids) == ["\ufffd", "", "\ufffd\ufffd", "x", ""]
 
 
-def test_at_most_three_bytes_are_held_back_however_long_a_run_of_them_is(byte_fallback_tokenizer: TextTokenizer) -> None:
+def test_at_most_three_bytes_are_held_back_however_long_a_run_of_them_is(
+    byte_fallback_tokenizer: TextTokenizer,
+) -> None:
     first = 3
     pieces = pushed_one_by_one(byte_fallback_tokenizer, [first + 0xE4] * 100)
     assert pieces == ["", *["\ufffd"] * 99, "\ufffd"]
