@@ -114,17 +114,19 @@ def _read_hugging_face_folder(folder: Path, name: str) -> tuple[PreparedModel, s
     if source is None:
         why = "it has no tokenizer.json; save it with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
         raise _unsupported(folder, why)
-    for added in source.get("added_tokens") or []:
-        added["special"] = bool(added.get("special")) or _LOOKS_SPECIAL.fullmatch(added["content"]) is not None
-    tokenizer_json = json.dumps(source, ensure_ascii=False)
     try:
-        tokenizer = Tokenizer.from_str(tokenizer_json)
+        tokenizer = Tokenizer.from_str(json.dumps(source))
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise _unsupported(folder, f"its tokenizer.json cannot be read: {error}") from error
+    special_tokens = {}
+    for added in source.get("added_tokens") or []:
+        if added["special"] or _LOOKS_SPECIAL.fullmatch(added["content"]):
+            added["special"] = True
+            special_tokens[added["content"]] = tokenizer.token_to_id(added["content"])
 
     tokenizer_config = _read_json(folder, "tokenizer_config.json") or {}
     generation_config = _read_json(folder, "generation_config.json") or {}
-    text_config = config.get("text_config", config)
+    text_config = _object(config, "text_config") or config
     context_length = next((text_config[key] for key in _CONTEXT_LENGTH_KEYS if text_config.get(key)), None)
     vocab_size = text_config.get("vocab_size")
     if type(context_length) is not int or type(vocab_size) is not int:
@@ -142,23 +144,21 @@ def _read_hugging_face_folder(folder: Path, name: str) -> tuple[PreparedModel, s
         name=name,
         weights=str(folder),
         architecture=str((config.get("architectures") or [config.get("model_type")])[0]),
-        quantization=str((config.get("quantization_config") or {}).get("quant_method") or _dtype(text_config)),
+        quantization=str(_object(config, "quantization_config").get("quant_method") or _dtype(text_config)),
         context_length=context_length,
         vocab_size=vocab_size,
         bos_token_id=bos_token_id,
         adds_bos=_adds_bos(tokenizer, tokenizer_config, bos_token_id),
         eos_token_ids=sorted(ends),
         chat_template=_chat_template(folder, tokenizer_config),
-        special_tokens={
-            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        },
+        special_tokens=special_tokens,
         template_variables={
             name: text
             for name in ("bos_token", "eos_token", "unk_token", "pad_token")
             if (text := _token_text(tokenizer_config.get(name))) is not None
         },
     )
-    return prepared, tokenizer_json
+    return prepared, json.dumps(source, ensure_ascii=False)
 
 
 def _adds_bos(tokenizer: Tokenizer, tokenizer_config: dict[str, Any], bos_token_id: int | None) -> bool:
@@ -194,6 +194,12 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise _unsupported(folder, f"{name} holds no JSON object")
     return content
+
+
+def _object(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object under `key`, empty when there is none."""
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _token_text(token: object) -> str | None:
