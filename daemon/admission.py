@@ -21,6 +21,7 @@ from pagedd.engine.sampling_params import SamplingParams
 DEFAULT_MAX_TOKENS = 16
 # Below this a softmax in float32 is one-hot up to rounding, and dividing by it would overflow.
 GREEDY_TEMPERATURE = 1e-4
+_MAX_INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,16 @@ class Limit:
                     self.check(item)
 
     def _holds(self, number: float) -> bool:
-        if not math.isfinite(number):
+        if isinstance(number, float) and not math.isfinite(number):
             return False
         if self.low is not None and (number < self.low or (self.low_is_open and number == self.low)):
             return False
         return self.high is None or number <= self.high
 
     def _refuse(self, value: object) -> None:
-        raise PageddError("invalid_value", f"{self.field} = {value}; it must be {self.range}", field=self.field)
+        # JSON's integers have any length, and Python refuses to write down the longest.
+        shown = "a number of over 20 digits" if isinstance(value, int) and abs(value) > 10**20 else value
+        raise PageddError("invalid_value", f"{self.field} = {shown}; accepted: {self.range}", field=self.field)
 
 
 _SAMPLING = (
@@ -99,8 +102,14 @@ _SAMPLING = (
         "Most tokens to produce. Absent: 16 for a completion, the rest of the context for a chat; less if less fits. "
         "A value that does not fit beside the prompt is refused, not cut.",
         low=1,
+        high=_MAX_INT,
     ),
-    Limit("min_tokens", "Neither a stop id nor a stop string ends the text before; at most `max_tokens`.", low=0),
+    Limit(
+        "min_tokens",
+        "Neither a stop id nor a stop string ends the text before; at most `max_tokens`.",
+        low=0,
+        high=_MAX_INT,
+    ),
     Limit("n", "Choices. They share the prompt's blocks.", low=1, high=128),
     Limit(
         "temperature",
@@ -108,7 +117,12 @@ _SAMPLING = (
         low=0,
         high=100,
     ),
-    Limit("top_k", "Keep the k most likely tokens. 0 and -1 keep all; more than the vocabulary keeps all.", low=-1),
+    Limit(
+        "top_k",
+        "Keep the k most likely tokens. 0 and -1 keep all; more than the vocabulary keeps all.",
+        low=-1,
+        high=_MAX_INT,
+    ),
     Limit(
         "top_p",
         "Keep the smallest set of tokens whose probability reaches it. 1 is off.",

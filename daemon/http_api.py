@@ -17,13 +17,19 @@ from aiohttp import web
 
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.errors import ERROR_KINDS, PageddError
-from pagedd.client.protocol import MAX_MESSAGE_BYTES, Chat
+from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_generate import generate
 from pagedd.daemon.metrics import CONTENT_TYPE
 from pagedd.daemon.openai_responses import encode, error_body
-from pagedd.daemon.openai_schema import chat_request, completion_request, detokenize_request, tokenize_request
+from pagedd.daemon.openai_schema import (
+    OpenAIRequest,
+    chat_request,
+    completion_request,
+    detokenize_request,
+    tokenize_request,
+)
 from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
 from pagedd.daemon.service import Service
 
@@ -194,12 +200,10 @@ class _Routes:
         self._service = service
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        asked = completion_request(await request.read())
-        return await generate(self._service, request, request[_CALLER], asked, "completion")
+        return await self._generate(request, completion_request, "completion")
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        asked = chat_request(await request.read())
-        return await generate(self._service, request, request[_CALLER], asked, "chat")
+        return await self._generate(request, chat_request, "chat")
 
     async def models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._card()] if self._service.model is not None else []})
@@ -212,12 +216,7 @@ class _Routes:
         return _json(card)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        message = tokenize_request(await request.read())
-        try:
-            token_ids = await self._service.tokenize(message)
-        except PageddError as error:
-            name = "messages" if isinstance(message, Chat) else error.field
-            raise PageddError(error.code, error.message, field=error.field or name) from error
+        token_ids = await self._service.tokenize(tokenize_request(await request.read()))
         return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": self._max_model_len()})
 
     async def detokenize(self, request: web.Request) -> web.Response:
@@ -234,6 +233,17 @@ class _Routes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _generate(
+        self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str
+    ) -> web.StreamResponse:
+        body = await request.read()
+        try:
+            asked = parse(body)
+        except PageddError as error:
+            self._service.metrics.failed(error.code)
+            raise
+        return await generate(self._service, request, request[_CALLER], asked, kind)
 
     def _card(self) -> dict[str, Any]:
         return {

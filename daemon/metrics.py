@@ -21,6 +21,9 @@ from pagedd.daemon.engine_link import EngineInfo
 from pagedd.engine.request import SequenceOutput
 from pagedd.engine.stats import EngineStats
 
+# A time of creation beside every counter and histogram would double what Prometheus stores, and nobody reads it.
+prometheus_client.disable_created_metrics()
+
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
 _SECONDS = (
@@ -151,7 +154,7 @@ class Metrics:
             self._prefill.labels(model).observe(max(0.0, times.first_token_s - times.arrival_s - times.queue_s))
 
     def failed(self, code: str) -> None:
-        """A request was refused or broke."""
+        """A message was refused, or its request broke."""
         self._refused.labels(self._engine.model_name, code).inc()
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:

@@ -203,8 +203,8 @@ class LiveRequest:
 class _ChoiceText:
     """One choice's tokens on their way to text.
 
-    Text that may be the start of a stop string is held back, and with it the tokens that it came from, so that a delta's
-    text and ids belong together.
+    Text that may be the start of a stop string is held back. The ids and log-probabilities of a delta are all those that
+    came since the last one.
     """
 
     index: int

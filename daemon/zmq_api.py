@@ -125,6 +125,7 @@ class _Door:
                     self._handle(peer, peer.caller, message)
         except PageddError as error:
             log.debug("refused a message of %s: %s", peer.caller, error)
+            self._service.metrics.failed(error.code)
             self._send(peer, Failed(id=message_id, code=error.code, message=error.message, field=error.field))
 
     def _send(self, peer: Peer, message: DaemonMessage) -> None:

@@ -1,0 +1,344 @@
+"""The API side without an engine and without a model: a host that says what a test scripts, and a tokenizer of bytes.
+
+Token id b is the byte b, so a prompt "ab" is [97, 98]; `EOS` ends a text.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import zmq
+import zmq.asyncio
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from pagedd.client.endpoints import Endpoints, ipc
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import PROTOCOL_VERSION, ClientMessage, DaemonMessage, Done, Failed, decode_daemon, encode
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_link import EngineInfo
+from pagedd.daemon.http_api import HttpApi
+from pagedd.daemon.prepared import PreparedModel
+from pagedd.daemon.service import Service
+from pagedd.daemon.zmq_api import ZmqApi
+from pagedd.engine.request import Request, SequenceOutput, TokenLogprobs
+from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
+
+VOCAB_SIZE = 259
+EOS = 256
+CONTEXT = 2048
+WAIT_S = 10.0
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'cursed' %}{{ raise_exception('no such role') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant\n"
+)
+
+
+def byte_characters() -> dict[int, str]:
+    """GPT-2's printable character for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {b: chr(b) for b in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+
+
+def write_model(folder: Path, **changes: Any) -> Path:
+    """A prepared model whose ids 0 … 255 are bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab = {character: byte for byte, character in byte_characters().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    facts: dict[str, Any] = {
+        "name": "bytes",
+        "weights": "",
+        "architecture": "none",
+        "quantization": "none",
+        "context_length": CONTEXT,
+        "vocab_size": VOCAB_SIZE,
+        "bos_token_id": None,
+        "adds_bos": False,
+        "eos_token_ids": [EOS],
+        "chat_template": TEMPLATE,
+        "special_tokens": {text: EOS + i for i, text in enumerate(specials)},
+    }
+    (folder / "model.json").write_bytes(msgspec.json.encode(PreparedModel(**(facts | changes))))
+    return folder
+
+
+def engine_info(**changes: Any) -> EngineInfo:
+    facts: dict[str, Any] = {
+        "device": "cpu",
+        "device_name": "scripted",
+        "dtype": "float32",
+        "kv_cache_dtype": "float32",
+        "kernel_backend": "none",
+        "vocab_size": VOCAB_SIZE,
+        "max_model_len": CONTEXT,
+        "max_request_tokens": CONTEXT,
+        "block_size": 16,
+        "num_blocks": 256,
+        "kv_bytes_per_token": 8,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "model_bytes": 0,
+        "load_seconds": 0.0,
+    }
+    return EngineInfo(**(facts | changes))
+
+
+def engine_stats(**changes: Any) -> EngineStats:
+    facts: dict[str, Any] = {
+        "num_blocks": 256,
+        "block_size": 16,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": CONTEXT,
+        "num_blocks_free": 256,
+    }
+    return EngineStats(**(facts | changes))
+
+
+@dataclass
+class ScriptedHost:
+    """Stands in for `EngineHost`. `reply` gives the ids of an answer; None leaves a request for `produce`.
+
+    Answers come one token a step, a step each time the event loop comes round, until they or `max_tokens` end.
+    """
+
+    reply: Callable[[Request], list[int] | None] = lambda request: list(b"Hello world")
+    state: EngineState = EngineState.READY
+    progress: float = 1.0
+    detail: str = ""
+    info: EngineInfo | None = field(default_factory=engine_info)
+    stats: EngineStats | None = field(default_factory=engine_stats)
+    num_cached_tokens: int = 0
+    submitted: list[Request] = field(default_factory=list)
+    aborted: list[tuple[str, int | None]] = field(default_factory=list)
+    priorities: list[tuple[str, int]] = field(default_factory=list)
+    live: dict[str, Request] = field(default_factory=dict)
+    num_restarts: int = 0
+    on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
+    on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
+    on_lost: Callable[[str], None] = lambda reason: None
+    on_state: Callable[[], None] = lambda: None
+    step_s: float = 0.0
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def check_ready(self) -> None:
+        codes = {
+            EngineState.STARTING: "engine_loading",
+            EngineState.LOADING: "engine_loading",
+            EngineState.RESTARTING: "engine_died",
+            EngineState.FAILED: "engine_failed",
+            EngineState.STOPPED: "shutting_down",
+        }
+        if self.state in codes:
+            raise PageddError(codes[self.state], self.describe())
+
+    def describe(self) -> str:
+        if self.state is EngineState.LOADING:
+            return f"loading, {round(self.progress * 100)} % ({self.detail})"
+        return self.state.value
+
+    def submit(self, request: Request) -> None:
+        self.check_ready()
+        self.submitted.append(request)
+        self.live[request.request_id] = request
+        ids = self.reply(request)
+        if ids is not None:
+            task = asyncio.get_running_loop().create_task(self._play(request, ids))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def abort(self, request_id: str, choice_index: int | None = None) -> None:
+        self.aborted.append((request_id, choice_index))
+        if choice_index is None:
+            self.live.pop(request_id, None)
+
+    def set_priority(self, request_id: str, priority: int) -> None:
+        self.priorities.append((request_id, priority))
+
+    async def snapshot(self) -> EngineSnapshot:
+        self.check_ready()
+        assert self.stats is not None
+        sequences = [
+            SequenceSnapshot(
+                request_id=request.request_id,
+                choice_index=index,
+                state="decode",
+                priority=request.priority,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=0,
+                num_computed_tokens=len(request.prompt_token_ids),
+                num_output_tokens=1,
+                num_preemptions=0,
+                age_s=0.5,
+                first_token_s=0.25,
+                block_table=[7, 8],
+            )
+            for request in self.live.values()
+            for index in range(request.params.n)
+        ]
+        num_blocks = self.stats.num_blocks
+        return EngineSnapshot(
+            stats=self.stats, block_states=bytes(num_blocks), block_ref_counts=bytes(num_blocks), sequences=sequences
+        )
+
+    def produce(self, request_id: str, ids: list[int] | bytes, index: int = 0, **fields: Any) -> None:
+        """One step with `ids` for one choice."""
+        output = SequenceOutput(request_id=request_id, choice_index=index, token_ids=list(ids), **fields)
+        if output.finish_reason is not None:
+            request = self.live[request_id]
+            if request.params.n == 1:
+                del self.live[request_id]
+        self.on_outputs([output])
+
+    def lose(self, reason: str = "the engine process was ended by SIGKILL") -> None:
+        """The engine process dies, and another one starts."""
+        self.state, self.detail, self.info, self.stats = EngineState.RESTARTING, reason, None, None
+        self.live.clear()
+        self.on_lost(reason)
+
+    async def _play(self, request: Request, ids: list[int]) -> None:
+        params = request.params
+        for position in range(min(len(ids), params.max_tokens)):
+            await asyncio.sleep(self.step_s)
+            if request.request_id not in self.live:
+                return
+            token_id = ids[position]
+            reason = None
+            if token_id in params.stop_token_ids:
+                reason = "stop"
+            elif position + 1 == min(len(ids), params.max_tokens):
+                reason = "length"
+            if reason is not None:
+                del self.live[request.request_id]
+            logprobs = None
+            if params.num_logprobs is not None:
+                top = [(token_id + i, -0.5 - i) for i in range(params.num_logprobs)]
+                logprobs = [TokenLogprobs(logprob=-0.5, top=top)]
+            if self.stats is not None:
+                self.stats.steps_total += 1
+                self.stats.num_scheduled_tokens = params.n
+            self.on_outputs(
+                [
+                    SequenceOutput(
+                        request_id=request.request_id,
+                        choice_index=index,
+                        token_ids=[token_id],
+                        logprobs=logprobs,
+                        finish_reason=reason,
+                        stop_token_id=token_id if reason == "stop" else None,
+                        num_cached_tokens=self.num_cached_tokens,
+                        queue_s=0.0 if position == 0 else None,
+                    )
+                    for index in range(params.n)
+                ]
+            )
+            if reason is not None:
+                return
+
+
+@dataclass
+class Served:
+    """A running API side."""
+
+    host: ScriptedHost
+    service: Service
+    endpoints: Endpoints
+    http: aiohttp.ClientSession
+    context: zmq.asyncio.Context
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """Status and JSON; `body` is JSON, or bytes as they are."""
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        async with self.http.post(f"http://localhost{path}", data=raw) as response:
+            return response.status, msgspec.json.decode(await response.read())
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(f"http://localhost{path}") as response:
+            return response.status, msgspec.json.decode(await response.read())
+
+    async def events(self, path: str, body: Any) -> list[Any]:
+        """The events of a stream, decoded; `[DONE]` is "[DONE]"."""
+        async with self.http.post(f"http://localhost{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            assert response.headers["Content-Type"] == "text/event-stream"
+            return decode_events(await response.read())
+
+    @asynccontextmanager
+    async def client(self, path: Path | None = None) -> AsyncIterator["ZmqClient"]:
+        socket = self.context.socket(zmq.DEALER)
+        socket.connect(ipc(path or self.endpoints.requests))
+        try:
+            yield ZmqClient(socket)
+        finally:
+            socket.close(linger=0)
+
+
+@dataclass
+class ZmqClient:
+    socket: zmq.asyncio.Socket
+
+    async def say(self, message: ClientMessage) -> None:
+        await self.socket.send_multipart([PROTOCOL_VERSION, encode(message)])
+
+    async def hear(self) -> DaemonMessage:
+        version, payload = await asyncio.wait_for(self.socket.recv_multipart(), WAIT_S)
+        assert version == PROTOCOL_VERSION
+        return decode_daemon(payload)
+
+    async def hear_end(self) -> Done | Failed:
+        while not isinstance(message := await self.hear(), Done | Failed):
+            pass
+        return message
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, host: ScriptedHost | None = None, *, has_model: bool = True, **settings: Any
+) -> AsyncIterator[Served]:
+    """Both APIs over a scripted host, in `folder`, whose path must be short enough for sockets."""
+    host = host or ScriptedHost()
+    endpoints = Endpoints(folder / "run")
+    endpoints.directory.mkdir(exist_ok=True)
+    config = DaemonConfig(**settings)
+    service = Service(config, host)
+    if has_model:
+        service.set_model(write_model(folder / "model"))
+    apis = [HttpApi(service, config, endpoints), ZmqApi(service, endpoints)]
+    for api in apis:
+        await api.start()
+    context = zmq.asyncio.Context()
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(endpoints.http), limit=0)) as http:
+            yield Served(host, service, endpoints, http, context)
+    finally:
+        await service.close()
+        for api in apis:
+            await api.close()
+        context.destroy(linger=0)
+
+
+def decode_events(raw: bytes) -> list[Any]:
+    events: list[Any] = []
+    for event in raw.split(b"\n\n")[:-1]:
+        data = event.removeprefix(b"data: ")
+        assert data != event, event
+        events.append("[DONE]" if data == b"[DONE]" else msgspec.json.decode(data))
+    return events
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that another task brings about."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event
+            await asyncio.sleep(0.005)

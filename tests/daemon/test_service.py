@@ -1,0 +1,298 @@
+"""The use cases behind both APIs, with a scripted engine and no sockets."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import (
+    Accepted,
+    Chat,
+    ChatMessage,
+    DaemonMessage,
+    Delta,
+    Done,
+    Failed,
+    Generate,
+    Sampling,
+)
+from pagedd.daemon.caller import Caller
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.service import Service
+from pagedd.daemon.text.tokenizer import TextTokenizer
+
+from .scripted import ScriptedHost, engine_stats, until, write_model
+
+ANA, BOB = Caller(uid=1001), Caller(uid=1002)
+
+
+@pytest.fixture
+def host() -> ScriptedHost:
+    return ScriptedHost(reply=lambda request: None)
+
+
+@pytest.fixture
+async def service(host: ScriptedHost, tmp_path: Path) -> AsyncIterator[Service]:
+    service = Service(DaemonConfig(), host)
+    service.set_model(write_model(tmp_path))
+    yield service
+    await service.close()
+
+
+def prompt(text: str = "ab", request_id: str = "a", **fields: object) -> Generate:
+    return Generate(id=request_id, prompt=text, **fields)  # type: ignore[arg-type]
+
+
+async def started(
+    service: Service, host: ScriptedHost, *messages: Generate | Chat, caller: Caller = ANA
+) -> list[DaemonMessage]:
+    """Starts a request and waits until the engine has it; returns the list that its messages go to."""
+    heard: list[DaemonMessage] = []
+    before = len(host.submitted)
+    service.start(messages or [prompt()], caller, heard.append)
+    await until(lambda: len(host.submitted) > before or any(isinstance(message, Failed) for message in heard))
+    return heard
+
+
+async def test_a_request_is_accepted_streamed_and_done(service: Service, host: ScriptedHost) -> None:
+    heard = await started(service, host)
+    request_id = host.submitted[0].request_id
+    host.produce(request_id, b"x")
+    host.produce(request_id, b"y", finish_reason="length")
+    assert heard[:3] == [
+        Accepted(id="a", request_id=request_id),
+        Delta(id="a", text="x", token_ids=[120]),
+        Delta(id="a", text="y", token_ids=[121], finish_reason="length"),
+    ]
+    assert isinstance(heard[3], Done)
+    assert not service.is_live(request_id)
+
+
+async def test_one_bad_prompt_among_many_starts_none(service: Service, host: ScriptedHost) -> None:
+    bad = Generate(id="1", prompt_token_ids=[999])
+    heard = await started(service, host, prompt(request_id="0"), bad)
+    assert [(message.id, type(message)) for message in heard] == [("0", Failed), ("1", Failed)]
+    assert host.submitted == []
+
+
+async def test_a_long_text_is_tokenized_beside_the_event_loop_and_a_short_one_in_it(
+    service: Service, host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    encode = TextTokenizer.encode
+
+    def recording(self: TextTokenizer, text: str, **options: bool) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(TextTokenizer, "encode", recording)
+    await started(service, host, prompt("ab"))
+    heard = await started(service, host, prompt("b" * 100_000))
+    assert threads[0] == threading.main_thread().name
+    assert threads[1].startswith("text")
+    assert isinstance(heard[0], Failed)
+    assert "prompt 100000" in heard[0].message
+
+
+async def test_a_chat_goes_through_the_template_and_cannot_write_control_tokens(
+    service: Service, host: ScriptedHost
+) -> None:
+    message = Chat(id="a", messages=[ChatMessage(role="user", content="<|im_end|>")])
+    await started(service, host, message)
+    ids = host.submitted[0].prompt_token_ids
+    assert [token_id for token_id in ids if token_id > 255] == [257, 256, 257]
+
+
+async def test_a_request_that_is_cancelled_while_it_is_tokenized_never_reaches_the_engine(
+    service: Service, host: ScriptedHost
+) -> None:
+    heard: list[DaemonMessage] = []
+    [request_id] = service.start([prompt()], ANA, heard.append)
+    assert service.cancel(request_id)
+    await asyncio.sleep(0.01)
+    assert [type(message) for message in heard] == [Done]
+    assert host.submitted == []
+
+
+async def test_cancelling_what_is_not_there_says_so(service: Service) -> None:
+    assert not service.cancel("nobody")
+    assert not service.set_priority("nobody", 5)
+
+
+async def test_a_priority_reaches_the_engine_and_is_checked(service: Service, host: ScriptedHost) -> None:
+    await started(service, host)
+    request_id = host.submitted[0].request_id
+    assert service.set_priority(request_id, 7)
+    assert host.priorities == [(request_id, 7)]
+    with pytest.raises(PageddError) as refused:
+        service.set_priority(request_id, 101)
+    assert refused.value.field == "priority"
+
+
+async def test_what_the_engine_refuses_is_told_with_its_code(service: Service, host: ScriptedHost) -> None:
+    heard = await started(service, host)
+    host.on_refused(host.submitted[0].request_id, "out_of_memory", "no room")
+    assert isinstance(heard[-1], Failed)
+    assert (heard[-1].code, heard[-1].message) == ("out_of_memory", "no room")
+
+
+async def test_when_the_engine_dies_its_requests_end_and_new_ones_are_refused(
+    service: Service, host: ScriptedHost
+) -> None:
+    heard = await started(service, host)
+    host.lose("the engine process was ended by SIGKILL")
+    assert isinstance(heard[-1], Failed)
+    assert (heard[-1].code, heard[-1].message) == ("engine_died", "the engine process was ended by SIGKILL")
+    again = await started(service, host)
+    assert isinstance(again[-1], Failed)
+    assert again[-1].code == "engine_died"
+    assert host.aborted == []
+
+
+async def test_an_engine_that_ends_between_door_and_submission_is_a_refusal(
+    service: Service, host: ScriptedHost
+) -> None:
+    heard: list[DaemonMessage] = []
+    service.start([prompt()], ANA, heard.append)
+    host.state = EngineState.RESTARTING
+    await until(lambda: bool(heard))
+    assert [type(message) for message in heard] == [Failed]
+    assert heard[0].code == "engine_died"  # type: ignore[union-attr]
+
+
+async def test_a_fault_in_one_request_ends_that_request_alone(service: Service, host: ScriptedHost) -> None:
+    first = await started(service, host)
+    second = await started(service, host)
+    broken, whole = (request.request_id for request in host.submitted)
+    host.produce(broken, b"x", index=5)  # no such choice
+    host.produce(whole, b"y", finish_reason="length")
+    assert isinstance(first[-1], Failed)
+    assert first[-1].code == "internal"
+    assert broken in first[-1].message
+    assert isinstance(second[-1], Done)
+    assert host.aborted == [(broken, None)]
+
+
+async def test_the_queue_is_what_has_no_seat(tmp_path: Path, host: ScriptedHost) -> None:
+    service = Service(DaemonConfig(max_num_seqs=2, max_queued_requests=1), host)
+    service.set_model(write_model(tmp_path))
+    await started(service, host, prompt(sampling=Sampling(n=2)))
+    await started(service, host)
+    heard = await started(service, host)
+    assert isinstance(heard[0], Failed)
+    assert heard[0].code == "queue_full"
+    assert "1 wait and 1 came, limit 1" in heard[0].message
+    host.produce(host.submitted[1].request_id, b"x", finish_reason="length")
+    assert isinstance((await started(service, host))[0], Accepted)
+    await service.close()
+
+
+async def test_whoever_must_come_back_is_told_how_long_the_first_has_waited(
+    service: Service, host: ScriptedHost
+) -> None:
+    assert service.retry_after_s == 1
+    host.stats = engine_stats(oldest_wait_s=4.2)
+    assert service.retry_after_s == 5
+    host.stats = engine_stats(oldest_wait_s=4000.0)
+    assert service.retry_after_s == 60
+
+
+async def test_prompts_are_shared_with_oneself_and_a_salt_narrows_it(service: Service, host: ScriptedHost) -> None:
+    for caller, salt in ((ANA, None), (BOB, None), (ANA, "s"), (BOB, "s")):
+        await started(service, host, prompt(cache_salt=salt), caller=caller)
+    assert [request.cache_extras for request in host.submitted] == [
+        (("caller", "uid:1001"),),
+        (("caller", "uid:1002"),),
+        (("caller", "uid:1001"), ("salt", "s")),
+        (("caller", "uid:1002"), ("salt", "s")),
+    ]
+
+
+async def test_draining_takes_no_more_and_ends_with_the_last_request(service: Service, host: ScriptedHost) -> None:
+    await started(service, host)
+    service.begin_drain()
+    refused = await started(service, host)
+    assert isinstance(refused[0], Failed)
+    assert refused[0].code == "shutting_down"
+    drained = asyncio.create_task(service.drained())
+    await asyncio.sleep(0)
+    assert not drained.done()
+    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
+    await asyncio.wait_for(drained, 1)
+
+
+async def test_an_idle_service_has_drained_at_once(service: Service) -> None:
+    service.begin_drain()
+    await asyncio.wait_for(service.drained(), 1)
+
+
+async def test_closing_ends_every_request_with_its_terminal_message(service: Service, host: ScriptedHost) -> None:
+    running = await started(service, host)
+    admitting: list[DaemonMessage] = []
+    service.start([prompt("b" * 5000)], ANA, admitting.append)
+    await service.close()
+    for heard in (running, admitting):
+        assert isinstance(heard[-1], Failed)
+        assert heard[-1].code == "shutting_down"
+    await asyncio.wait_for(service.drained(), 1)
+
+
+async def test_a_frame_shows_who_asks_and_what_the_engine_does(service: Service, host: ScriptedHost) -> None:
+    await started(service, host, prompt(priority=3))
+    frame = await service.stats_frame(blocks=True)
+    assert (frame.state, frame.model, frame.device) == ("ready", "bytes", "cpu scripted")
+    [row] = frame.requests
+    assert (row.request_id, row.user, row.priority, row.num_blocks, row.block_table) == (
+        host.submitted[0].request_id,
+        "1001",
+        3,
+        2,
+        [7, 8],
+    )
+    assert frame.blocks is not None
+    assert frame.blocks.states == bytes(256)
+    assert frame.figures["kv_usage"] == 0.0
+    assert frame.figures["slot_fill"] is None
+    without = await service.stats_frame(blocks=False)
+    assert without.blocks is None
+    assert without.requests[0].block_table == []
+    assert without.requests[0].num_blocks == 2
+
+
+async def test_a_frame_without_an_engine_says_so_and_has_no_figures(service: Service, host: ScriptedHost) -> None:
+    host.lose()
+    frame = await service.stats_frame(blocks=True)
+    assert (frame.state, frame.figures, frame.requests, frame.blocks) == ("restarting", {}, [], None)
+
+
+async def test_before_the_model_is_there_nothing_can_be_asked(host: ScriptedHost) -> None:
+    host.state, host.detail, host.progress = EngineState.LOADING, "weights", 0.43
+    service = Service(DaemonConfig(), host)
+    with pytest.raises(PageddError, match="loading, 43 % \\(weights\\)"):
+        service.check_open()
+    host.state = EngineState.READY
+    with pytest.raises(PageddError) as refused:
+        service.check_open()
+    assert refused.value.code == "engine_loading"
+
+
+async def test_the_served_name_may_be_configured(host: ScriptedHost, tmp_path: Path) -> None:
+    service = Service(DaemonConfig(served_model_name="mine"), host)
+    service.set_model(write_model(tmp_path))
+    assert isinstance((await started(service, host, prompt(model="mine")))[0], Accepted)
+    refused = (await started(service, host, prompt(model="bytes")))[0]
+    assert isinstance(refused, Failed)
+    assert refused.code == "model_not_found"
+    await service.close()
+
+
+async def test_text_and_ids_turn_into_each_other(service: Service) -> None:
+    assert await service.tokenize(prompt("hé")) == [104, 195, 169]
+    assert service.detokenize([104, 256]) == "h<|im_end|>"
+    with pytest.raises(PageddError) as refused:
+        service.detokenize([259])
+    assert (refused.value.code, refused.value.field) == ("token_out_of_vocabulary", "tokens")
