@@ -47,7 +47,7 @@ from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats
 
 if TYPE_CHECKING:
-    from pagedd.engine.engine import EngineInfo as CreatedInfo
+    from pagedd.engine.create import EngineInfo as CreatedInfo
 
 # Run with -m, this module is called __main__.
 log = logging.getLogger("pagedd.daemon.engine_process")
@@ -61,7 +61,7 @@ _FAREWELL_MS = 2000
 
 
 class EngineLike(Protocol):
-    """What the loop needs of `pagedd.engine.engine.Engine`."""
+    """What the loop needs of `pagedd.engine.engine.Engine`; importing that would bring torch."""
 
     @property
     def has_work(self) -> bool: ...
@@ -189,7 +189,7 @@ def load(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[
         # OpenMP reads it once, when torch is imported.
         os.environ["OMP_NUM_THREADS"] = str(config.num_threads)
     progress(0.0, "libraries")
-    from pagedd.engine.engine import create_engine
+    from pagedd.engine.create import create_engine
 
     engine, created = create_engine(config, progress)
     # What loading left is here to stay. Walking it again in every full collection would hold a step up.

@@ -1,0 +1,161 @@
+"""The real model in float32, end to end through the engine, against transformers' own `generate` on the same weights.
+
+64 prompts of real text, 1 to 1500 tokens. A differing token is allowed only where the reference's two best logits lie
+within 1e-3 of each other, and in at most 1 % of the prompts.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+import torch
+
+from pagedd.engine.config import EngineConfig, SchedulerConfig
+from pagedd.engine.engine import Engine
+from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.model.load import LoadedModel, load_model
+from pagedd.engine.request import Request
+from pagedd.engine.runner import ModelRunner
+from pagedd.engine.sampler import Sampler
+from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.scheduler import Scheduler
+
+NUM_OUTPUT_TOKENS = 10
+NEAR_TIE = 1e-3
+# Every border of blocks of 8, 16 and 32, and some long ones.
+LENGTHS = [
+    *(1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129),
+    *(5, 11, 13, 19, 21, 23, 27, 29, 35, 37, 41, 43, 51, 53, 57, 59, 61, 67, 71, 73, 77, 79, 83, 89, 101, 103, 107),
+    *(111, 140, 155, 170, 200, 230, 255, 256, 257, 511, 777, 1500),
+]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy tokens of one prompt, and the gap between the two best logits at each of them."""
+
+    prompt: list[int]
+    token_ids: list[int]
+    gaps: list[float]
+
+
+@pytest.fixture(scope="module")
+def prompts(model_gguf: Path) -> list[list[int]]:
+    """Text of the Python documentation that comes with the interpreter; every fourth starts like the one before it."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_gguf.parent, gguf_file=model_gguf.name)
+    token_ids = tokenizer.encode("\n".join(topics[name] for name in sorted(topics)))
+    cut: list[list[int]] = []
+    for i, length in enumerate(LENGTHS):
+        start = (i - i % 4) * 700
+        cut.append(token_ids[start : start + length])
+    return cut
+
+
+@pytest.fixture(scope="module")
+def references(model_gguf: Path, prompts: list[list[int]]) -> list[Reference]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_gguf.parent, gguf_file=model_gguf.name, dtype=torch.float32)
+    made = []
+    for prompt in prompts:
+        with torch.inference_mode():
+            answer = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NUM_OUTPUT_TOKENS,
+                min_new_tokens=NUM_OUTPUT_TOKENS,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        # `min_new_tokens` masks ends of sequence, and so do the stop ids that the engine is given below.
+        gaps = []
+        for logits in answer.logits:
+            logits[0, model.generation_config.eos_token_id] = -math.inf
+            best = logits[0].topk(2).values
+            gaps.append(float(best[0] - best[1]))
+        made.append(Reference(prompt, answer.sequences[0, len(prompt) :].tolist(), gaps))
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(model_gguf: Path) -> LoadedModel:
+    return load_model(EngineConfig(model=str(model_gguf), device="cpu", dtype="float32"), lambda fraction, what: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    name: str
+    block_size: int = 16
+    chunk: int = 4096
+    seats: int = 64
+    caching: bool = True
+    num_tokens: int = 40_000
+    one_by_one: bool = False
+    preempts: bool = False
+
+
+SETTINGS = [
+    Setting(name="each alone", one_by_one=True, caching=False),
+    Setting(name="all at once", caching=False),
+    Setting(name="all at once with prefix caching"),
+    Setting(name="blocks of 8 in chunks of 64", block_size=8, chunk=64),
+    Setting(name="blocks of 32 in chunks of 16", block_size=32, chunk=16, seats=12),
+    Setting(name="a pool so small that sequences are preempted", num_tokens=1600, preempts=True),
+]
+
+
+def run_engine(model: LoadedModel, setting: Setting, prompts: list[list[int]]) -> tuple[list[list[int]], Engine]:
+    num_blocks = setting.num_tokens // setting.block_size
+    config = SchedulerConfig(
+        block_size=setting.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=setting.seats,
+        max_num_batched_tokens=setting.chunk,
+        max_model_len=1600,
+        enable_prefix_caching=setting.caching,
+    )
+    storage = KVStorage.for_model(model, num_blocks, setting.block_size)
+    blocks = BlockManager(num_blocks, setting.block_size, enable_prefix_caching=setting.caching)
+    engine = Engine(ModelRunner(model, storage, Sampler()), Scheduler(config, blocks))
+    answers: list[list[int]] = [[] for _ in prompts]
+    params = SamplingParams(
+        max_tokens=NUM_OUTPUT_TOKENS,
+        min_tokens=NUM_OUTPUT_TOKENS,
+        temperature=0.0,
+        stop_token_ids=tuple(model.config.eos_token_ids),
+    )
+    waiting = [
+        Request(request_id=str(i), prompt_token_ids=prompt, params=params) for i, prompt in enumerate(prompts)
+    ]
+    while waiting or engine.has_work:
+        while waiting and not (setting.one_by_one and engine.has_work):
+            engine.add(waiting.pop(0))
+        for output in engine.step():
+            answers[int(output.request_id)] += output.token_ids
+    engine.check_integrity()
+    return answers, engine
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_greedy_tokens_equal_those_of_transformers(model, references, setting, record_property) -> None:
+    answers, engine = run_engine(model, setting, [reference.prompt for reference in references])
+    near_ties = 0
+    for reference, answer in zip(references, answers, strict=True):
+        if answer == reference.token_ids:
+            continue
+        first = next(i for i, pair in enumerate(zip(answer, reference.token_ids, strict=True)) if pair[0] != pair[1])
+        assert reference.gaps[first] < NEAR_TIE, f"prompt of {len(reference.prompt)} differs at {first}"
+        near_ties += 1
+    record_property("near_ties", near_ties)
+    assert near_ties <= len(references) // 100
+    stats = engine.stats()
+    assert (stats.preemptions_total > 0) == setting.preempts
+    assert (stats.prefix_hits_total > 0) == setting.caching
+    assert stats.num_blocks_used == 0
