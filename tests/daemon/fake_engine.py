@@ -1,13 +1,14 @@
 """An engine process without torch: the real loop and link of `engine_process.py` around an engine that a test scripts.
 
-`EngineConfig.model` says how loading goes, the first prompt token what the request does; every other request gets one
-token a step, the prompt's last id plus one and upwards, until `max_tokens`.
+`$FAKE_ENGINE_LOAD`, or else `EngineConfig.model`, says how loading goes, the first prompt token what the request does.
+Every other request gets one token a step until `max_tokens`: the prompt's last id plus one and upwards, modulo 1000.
 """
 
 import os
 import sys
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 
 from pagedd.daemon import engine_process
@@ -17,8 +18,15 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 
-# First prompt tokens
-REFUSE, CRASH, VANISH, HANG = 1001, 1002, 1003, 1004
+
+class Prompt(IntEnum):
+    """First prompt tokens with a meaning."""
+
+    REFUSE = 1001
+    CRASH = 1002
+    VANISH = 1003
+    HANG = 1004
+    SLOW = 1005
 
 
 class FakeEngine:
@@ -31,7 +39,7 @@ class FakeEngine:
         return bool(self.live)
 
     def add(self, request: Request) -> None:
-        if request.prompt_token_ids[0] == REFUSE:
+        if request.prompt_token_ids[0] == Prompt.REFUSE:
             raise EngineError("exceeds_kv_pool", "9 blocks, limit 6")
         self.live[request.request_id] = (request, 0)
 
@@ -46,12 +54,14 @@ class FakeEngine:
         outputs = []
         for request_id, (request, done) in list(self.live.items()):
             match request.prompt_token_ids[0]:
-                case 1002:
+                case Prompt.CRASH:
                     raise RuntimeError("scripted fault")
-                case 1003:
+                case Prompt.VANISH:
                     os._exit(9)
-                case 1004:
+                case Prompt.HANG:
                     time.sleep(600)
+                case Prompt.SLOW:
+                    time.sleep(0.02)
             done += 1
             self.live[request_id] = (request, done)
             is_last = done == request.params.max_tokens
@@ -61,7 +71,7 @@ class FakeEngine:
                 SequenceOutput(
                     request_id=request_id,
                     choice_index=0,
-                    token_ids=[request.prompt_token_ids[-1] + done],
+                    token_ids=[(request.prompt_token_ids[-1] + done) % 1000],
                     finish_reason="length" if is_last else None,
                 )
             )
@@ -111,9 +121,9 @@ INFO = EngineInfo(
     dtype="float32",
     kv_cache_dtype="float32",
     kernel_backend="none",
-    vocab_size=1000,
-    max_model_len=24,
-    max_request_tokens=24,
+    vocab_size=49152,
+    max_model_len=2048,
+    max_request_tokens=2048,
     block_size=4,
     num_blocks=6,
     kv_bytes_per_token=2,
@@ -128,7 +138,7 @@ def load(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo, EngineStats]:
     """`ok`, `slow`, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH` (PATH is made by the first attempt)."""
-    kind, _, argument = config.model.partition(":")
+    kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
         for percent in range(0, 100, 43):
             progress(percent / 100, "weights")

@@ -1,0 +1,173 @@
+"""Real daemons for tests: a process of its own, over a temporary runtime directory, with a clean environment.
+
+start_daemon     starts one; all that a test starts are ended after it
+serving_daemon   one with the real model and engine, ready, shared by all tests of the run: leave it as you found it
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from pagedd.client.endpoints import Endpoints
+
+START_TIMEOUT_S = 120
+FAKE_DAEMON = (sys.executable, "-P", str(Path(__file__).with_name("fake_daemon.py")))
+DAEMON = (sys.executable, "-P", "-m", "pagedd.daemon.cli")
+
+
+@dataclass
+class RunningDaemon:
+    """A daemon process; `log` is what it wrote to standard output and error."""
+
+    process: "subprocess.Popen[bytes]"
+    endpoints: Endpoints
+    log_file: Path
+    manager: socket.socket = field(repr=False)
+    _heard: list[str] = field(default_factory=list, repr=False)
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET over the HTTP socket. Raises `OSError` when nobody listens."""
+        return self.request("GET", path)
+
+    def request(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+        connection = _UnixConnection(self.endpoints.http)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def wait_until(self, condition: Callable[["RunningDaemon"], bool]) -> None:
+        """Fails the test when the daemon ends first, or takes longer than `START_TIMEOUT_S`."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with suppress(OSError):
+                if condition(self):
+                    return
+            assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log}"
+            assert time.monotonic() < deadline, f"the daemon took too long:\n{self.log}"
+            time.sleep(0.02)
+
+    def wait_ready(self) -> "RunningDaemon":
+        self.wait_until(lambda daemon: daemon.get("/ready")[0] == 200)
+        return self
+
+    def notified(self) -> list[str]:
+        """What the service manager has heard so far, one assignment an item."""
+        with suppress(BlockingIOError):
+            while True:
+                self._heard += self.manager.recv(4096, socket.MSG_DONTWAIT).decode().split("\n")
+        return self._heard
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 30) -> int:
+        """Sends the signal and returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+StartDaemon = Callable[..., RunningDaemon]
+
+
+class DaemonFactory:
+    """Starts daemons in `folder`, and ends them. A cache shared by all keeps the model prepared once."""
+
+    def __init__(self, folder: Path, cache: Path, model: Path | None) -> None:
+        self._folder = folder
+        self._cache = cache
+        self._model = model
+        self._running: list[RunningDaemon] = []
+
+    def start(
+        self, *flags: str, fake_engine: bool = False, environ: dict[str, str] | None = None, run: str = "run"
+    ) -> RunningDaemon:
+        """`fake_engine` takes the scripted engine. Daemons with the same `run` have the same runtime directory."""
+        endpoints = Endpoints(self._folder / run)
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify = self._folder / f"notify{len(self._running)}"
+        manager.bind(str(notify))
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith("PAGEDD_")}
+        environment = inherited | {
+            "XDG_CACHE_HOME": str(self._cache),
+            "NOTIFY_SOCKET": str(notify),
+            "OMP_NUM_THREADS": "1",
+        }
+        model = ("--model", str(self._model)) if self._model is not None else ()
+        log_file = self._folder / f"log{len(self._running)}"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [*(FAKE_DAEMON if fake_engine else DAEMON), "--runtime-dir", str(endpoints.directory), *model, *flags],
+                env=environment | (environ or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        daemon = RunningDaemon(process, endpoints, log_file, manager)
+        self._running.append(daemon)
+        return daemon
+
+    def close(self) -> None:
+        for daemon in self._running:
+            if daemon.process.poll() is None:
+                daemon.process.kill()
+                daemon.process.wait()
+            daemon.manager.close()
+
+
+@pytest.fixture(scope="session")
+def daemon_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder with a path short enough for sockets; pytest's own may be too long."""
+    folder = Path(tempfile.mkdtemp(prefix="pagedd-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def start_daemon(socket_folder: Path, daemon_cache: Path, model_gguf: Path) -> Iterator[StartDaemon]:
+    """`start_daemon(*flags, fake_engine=False, environ=None, run="run") -> RunningDaemon`, with the real model."""
+    factory = DaemonFactory(socket_folder, daemon_cache, model_gguf)
+    yield factory.start
+    factory.close()
+
+
+@pytest.fixture(scope="session")
+def serving_daemon(daemon_cache: Path, model_gguf: Path) -> Iterator[RunningDaemon]:
+    """A ready daemon with the real model and a pool of 256 blocks of 16 tokens."""
+    folder = Path(tempfile.mkdtemp(prefix="pagedd-"))
+    factory = DaemonFactory(folder, daemon_cache, model_gguf)
+    yield factory.start("--num-blocks", "256").wait_ready()
+    factory.close()
+    shutil.rmtree(folder)
