@@ -22,7 +22,7 @@ from pagedd.engine.request import SequenceOutput
 from pagedd.engine.stats import EngineStats
 
 # A time of creation beside every counter and histogram would double what Prometheus stores, and nobody reads it.
-prometheus_client.disable_created_metrics()
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
