@@ -1,0 +1,96 @@
+"""`systemctl start pagedd`, under a real systemd."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+Machine = Any
+
+
+@pytest.fixture(scope="module")
+def service(machine: Machine, model_gguf: Path) -> Machine:
+    """The machine with pagedd installed by `make install` and the test's model in its settings."""
+    for path in (ROOT, Path(sys.prefix), Path(sys.base_prefix), model_gguf):
+        machine.open_to_everyone(path)
+    machine.run("make", "-C", str(ROOT), "install", f"INSTALL_VENV={sys.prefix}")
+    # The tests' interpreter and model may be below /root, which the unit hides.
+    machine.write("/etc/systemd/system/pagedd.service.d/test.conf", "[Service]\nProtectHome=no\n")
+    machine.run("systemctl", "daemon-reload")
+    machine.write("/etc/pagedd/pagedd.toml", settings(model_gguf))
+    return machine
+
+
+def settings(model: Path) -> str:
+    return f'model = "{model}"\nnum_blocks = 64\nmax_model_len = 512\n'
+
+
+def test_the_service_starts_serves_its_group_and_stops(service: Machine) -> None:
+    started = service.run("systemctl", "start", "pagedd", check=False, timeout_s=120)
+    assert started.returncode == 0, service.run("journalctl", "--no-pager", "-u", "pagedd").stdout
+    assert service.show("pagedd", "ActiveState") == "active"
+    assert service.show("pagedd", "StatusText")
+
+    modes = service.run("stat", "-c", "%a %U:%G %n", "/run/pagedd", *sockets("pagedd", "http", "stats", "admin")).stdout
+    assert modes.splitlines() == [
+        "750 pagedd:pagedd /run/pagedd",
+        "660 pagedd:pagedd /run/pagedd/pagedd.sock",
+        "660 pagedd:pagedd /run/pagedd/http.sock",
+        "660 pagedd:pagedd /run/pagedd/stats.sock",
+        "600 pagedd:pagedd /run/pagedd/admin.sock",
+    ]
+
+    ask = ("pagectl", "generate", "The capital of France is", "--max-tokens", "8", "--temperature", "0")
+    assert "Paris" in service.run(*ask).stdout
+    member = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--groups=pagedd")
+    assert json.loads(service.run(*member, *ask, "--json").stdout)["usage"]["completion_tokens"] == 8
+    stranger = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
+    refused = service.run(*stranger, *ask, check=False)
+    assert refused.returncode == 77
+    assert "join the group pagedd" in refused.stderr
+
+    cgroup = service.show("pagedd", "ControlGroup")
+    service.run("systemctl", "stop", "pagedd")
+    assert service.show("pagedd", "ActiveState") == "inactive"
+    assert service.show("pagedd", "Result") == "success"
+    assert service.show("pagedd", "ExecMainStatus") == "0"
+    assert service.run("test", "-e", f"/sys/fs/cgroup{cgroup}", check=False).returncode == 1  # no process is left
+    assert service.run("test", "-e", "/run/pagedd", check=False).returncode == 1
+
+
+def sockets(*names: str) -> list[str]:
+    return [f"/run/pagedd/{name}.sock" for name in names]
+
+
+def test_a_wrong_setting_is_said_and_not_tried_again(service: Machine, model_gguf: Path) -> None:
+    service.write("/etc/pagedd/pagedd.toml", "block_sise = 16\n")
+    try:
+        assert service.run("systemctl", "start", "pagedd", check=False).returncode != 0
+        assert service.show("pagedd", "ActiveState") == "failed"
+        assert service.show("pagedd", "ExecMainStatus") == "78"
+        assert service.show("pagedd", "NRestarts") == "0"
+        assert "did you mean block_size?" in service.run("journalctl", "--no-pager", "-u", "pagedd").stdout
+    finally:
+        service.write("/etc/pagedd/pagedd.toml", settings(model_gguf))
+        service.run("systemctl", "reset-failed", "pagedd")
+
+
+def test_the_front_that_is_killed_is_started_again(service: Machine) -> None:
+    service.run("systemctl", "start", "pagedd", timeout_s=120)
+    service.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "pagedd")
+    service.run("sh", "-c", "until [ $(systemctl show --value -p NRestarts pagedd) = 1 ]; do sleep 0.1; done")
+    service.run("sh", "-c", "until systemctl is-active --quiet pagedd; do sleep 0.1; done", timeout_s=120)
+    service.run("pagectl", "generate", "Hello", "--max-tokens", "2")
+    service.run("systemctl", "stop", "pagedd")
+
+
+def test_uninstalling_keeps_settings_and_nothing_else_of_the_program(service: Machine) -> None:
+    service.run("make", "-C", str(ROOT), "uninstall")
+    assert service.run("systemctl", "cat", "pagedd", check=False).returncode != 0
+    left = service.run("sh", "-c", "ls -d /opt/pagedd /usr/local/bin/page* /etc/pagedd/pagedd.toml", check=False).stdout
+    assert left.split() == ["/etc/pagedd/pagedd.toml"]

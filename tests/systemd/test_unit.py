@@ -1,0 +1,77 @@
+"""The files that are installed, without booting anything."""
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pagedd.daemon.cli import EXIT_STATUSES
+from pagedd.daemon.config import load_config
+
+ROOT = Path(__file__).parents[2]
+UNIT = (ROOT / "systemd" / "pagedd.service").read_text()
+
+
+def test_the_default_settings_file_is_what_the_declarations_make() -> None:
+    default_config = runpy.run_path(str(ROOT / "scripts" / "default_config.py"))["default_config"]
+    made = "run: python -P scripts/default_config.py > systemd/pagedd.toml"
+    assert (ROOT / "systemd" / "pagedd.toml").read_text() == default_config(), made
+
+
+def test_every_key_of_the_default_settings_file_is_accepted_as_it_stands(tmp_path: Path) -> None:
+    text = re.sub(r"^#(\w+ = )", r"\1", (ROOT / "systemd" / "pagedd.toml").read_text(), flags=re.M)
+    assert len(tomllib.loads(text)) > 10
+    file = tmp_path / "pagedd.toml"
+    file.write_text(text)
+    assert load_config([], {}, file).config == load_config([], {}, tmp_path / "absent.toml").config
+
+
+def test_the_unit_does_not_restart_what_waiting_cannot_mend() -> None:
+    listed = re.search(r"^RestartPreventExitStatus=(.*)$", UNIT, re.M)
+    assert listed is not None
+    for code in ("invalid_setting", "unknown_setting", "unsupported_model", "already_running", "checksum_mismatch"):
+        assert str(EXIT_STATUSES[code]) in listed[1].split()
+
+
+def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    # The program has to exist for it.
+    unit = tmp_path / "pagedd.service"
+    unit.write_text(UNIT.replace("/opt/pagedd/bin/pagedd", "/bin/true"))
+    verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_install_below_a_destdir_touches_nothing_else_and_uninstall_removes_it(tmp_path: Path) -> None:
+    environ = {"DESTDIR": str(tmp_path), "INSTALL_VENV": sys.prefix, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    environ["PREFIX"] = "/usr/lib/pagedd"
+    subprocess.run([ROOT / "scripts" / "install"], env=environ, check=True)
+    assert (tmp_path / "usr/local/bin/pagectl").readlink() == Path("/usr/lib/pagedd/bin/pagectl")
+    assert (tmp_path / "usr/lib/pagedd/bin/pagectl").read_text().startswith("#!/usr/lib/pagedd/bin/python")
+    installed = (tmp_path / "usr/local/lib/systemd/system/pagedd.service").read_text()
+    assert "ExecStart=/usr/lib/pagedd/bin/pagedd\n" in installed
+    packages = next((tmp_path / "usr/lib/pagedd/lib").glob("python3*/site-packages/pagedd"))
+    assert {folder.name for folder in packages.iterdir()} >= {"client", "daemon", "engine", "kernels", "tui"}
+
+    settings = tmp_path / "etc/pagedd/pagedd.toml"
+    settings.write_text("block_size = 8\n")
+    subprocess.run([ROOT / "scripts" / "install"], env=environ, check=True)
+    assert settings.read_text() == "block_size = 8\n"
+
+    subprocess.run([ROOT / "scripts" / "uninstall"], env=environ, check=True)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()] == ["pagedd.toml"]
+
+
+def test_uninstall_removes_no_folder_that_is_not_an_installed_pagedd(tmp_path: Path) -> None:
+    (tmp_path / "opt").mkdir()
+    environ = {"DESTDIR": str(tmp_path), "PREFIX": "/opt", "PATH": "/usr/bin:/bin"}
+    refused = subprocess.run([ROOT / "scripts" / "uninstall"], env=environ, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "is not an installed pagedd; nothing was removed" in refused.stderr
+    assert (tmp_path / "opt").is_dir()
