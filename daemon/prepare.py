@@ -118,11 +118,12 @@ def _read_hugging_face_folder(folder: Path, name: str) -> tuple[PreparedModel, s
         tokenizer = Tokenizer.from_str(json.dumps(source))
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise _unsupported(folder, f"its tokenizer.json cannot be read: {error}") from error
-    special_tokens = {}
+    special_tokens: dict[str, int] = {}
     for added in source.get("added_tokens") or []:
-        if added["special"] or _LOOKS_SPECIAL.fullmatch(added["content"]):
+        token_id = tokenizer.token_to_id(added["content"])
+        if token_id is not None and (added["special"] or _LOOKS_SPECIAL.fullmatch(added["content"])):
             added["special"] = True
-            special_tokens[added["content"]] = tokenizer.token_to_id(added["content"])
+            special_tokens[added["content"]] = token_id
 
     tokenizer_config = _read_json(folder, "tokenizer_config.json") or {}
     generation_config = _read_json(folder, "generation_config.json") or {}
