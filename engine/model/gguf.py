@@ -1,18 +1,18 @@
 """GGUF files: metadata as config.json's keys, tensors dequantized under transformers' names.
 
-Owns the reading of one file through the `gguf` library. What the values mean is `config.py`'s. An architecture, a
-metadata key of it, a tensor or a quantization type that is not known here is refused by name.
+Owns the translation. The bytes are `gguf_file.py`'s, what the values mean is `config.py`'s, dequantizing is the `gguf`
+library's. An architecture, a metadata key of it, a tensor or a quantization type that is not known is refused by name.
 """
 
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import torch
+from gguf import dequantize
+from numpy.typing import NDArray
 
-from pagedd.engine.errors import EngineError
 from pagedd.engine.model.config import DecoderConfig, malformed, parse_decoder_config, unsupported
+from pagedd.engine.model.gguf_file import GGUFFile
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -56,22 +56,15 @@ _ROPE_DIVISORS = "rope_freqs.weight"  # llama 3's scaling as the file carries it
 
 
 class GGUFCheckpoint:
-    """One GGUF file, mapped into memory. `config` is parsed when it is opened."""
+    """One GGUF file. `config` is parsed when it is opened."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._reader = gguf.GGUFReader(path)
-        except OSError as error:
-            raise EngineError(
-                "model_unavailable", f"{path}: {error.strerror or error}; fetch the model first"
-            ) from error
-        except Exception as error:  # whatever the library's parser trips over, the file is not what it should be
-            raise malformed(f"{path} is not a readable GGUF file ({error})") from error
-        self._metadata = {name: field.contents() for name, field in self._reader.fields.items()}
+        self._file = GGUFFile(path)
+        self._metadata = self._file.metadata
         self._architecture = str(self._metadata.get("general.architecture"))
         if self._architecture not in _ARCHITECTURES:
             raise unsupported(f"GGUF architecture {self._architecture!r}", f"choose one of {', '.join(_ARCHITECTURES)}")
-        self._tensors = {_transformers_name(tensor.name): tensor for tensor in self._reader.tensors}
+        self._tensors = {_transformers_name(name): entry for name, entry in self._file.tensors.items()}
         self.config = self._parse_config()
 
     def __contains__(self, name: str) -> bool:
@@ -79,16 +72,16 @@ class GGUFCheckpoint:
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor in float32, in the order of rows that transformers uses."""
-        tensor = self._tensors[name]
+        entry = self._tensors[name]
         try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            values = dequantize(self._file.read(entry), entry.type)
         except NotImplementedError as error:
-            raise unsupported(f"GGUF tensor type {tensor.tensor_type.name} of {tensor.name}") from error
+            raise unsupported(f"GGUF tensor type {entry.type.name} of {entry.name}") from error
         if self._architecture == "llama":
             values = self._restore_rotary_order(name, values)
-        return torch.from_numpy(values if values.flags.writeable else values.copy())
+        return torch.from_numpy(values if values.flags.writeable else values.copy())  # float32 comes as a view
 
-    def _restore_rotary_order(self, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _restore_rotary_order(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """llama.cpp interleaves the two halves of every llama query and key head; transformers keeps them apart."""
         if ".self_attn.q_proj." in name:
             num_heads = self.config.num_heads
@@ -116,18 +109,20 @@ class GGUFCheckpoint:
         if rope.get("rope_type") == "none":
             rope = {}
         if _ROPE_DIVISORS in self._tensors:
+            if rope:
+                raise unsupported(f"GGUF tensor {_ROPE_DIVISORS} beside rope scaling {rope['rope_type']!r}")
             rope = {"frequency_divisors": self.get(_ROPE_DIVISORS).tolist()}
         embedding = self._tensors.get("model.embed_tokens.weight")
         if embedding is None:
             raise malformed("the GGUF file has no tensor token_embd.weight")
         raw |= {
-            "vocab_size": int(embedding.shape[1]),  # ggml lists the innermost dimension first
+            "vocab_size": embedding.shape[0],
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
             "rope_scaling": rope,
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._tensors,
             "mlp_bias": "model.layers.0.mlp.up_proj.bias" in self._tensors,
             "eos_token_id": [
-                int(self._metadata[key])
+                self._metadata[key]
                 for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
                 if key in self._metadata
             ],
