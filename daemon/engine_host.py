@@ -90,7 +90,8 @@ class EngineHost:
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._snapshots: deque[asyncio.Future[EngineSnapshot]] = deque()
-        self._start_message: Start | None = None
+        self._config: EngineConfig | None = None
+        self._has_said_hello = False
         self._load_failure: PageddError | None = None
         self._ready_since_s: float | None = None
         self._has_served = False
@@ -163,10 +164,15 @@ class EngineHost:
         """Shows what goes on before the engine can start, such as the fetching of the model."""
         self._enter(EngineState.STARTING, detail, progress)
 
-    async def start(self, config: EngineConfig, *, log_level: str = "info", log_format: str = "auto") -> None:
-        """Starts the engine process and returns; `wait_changed` and `state` tell how loading goes."""
+    async def start(self, *, log_level: str = "info", log_format: str = "auto") -> None:
+        """Starts the engine process, which imports its libraries and waits for `load`."""
         arguments = ("--log-level", log_level, "--log-format", log_format)
-        self._supervisor = asyncio.create_task(self._supervise(config, arguments), name="engine supervisor")
+        self._supervisor = asyncio.create_task(self._supervise(arguments), name="engine supervisor")
+
+    def load(self, config: EngineConfig) -> None:
+        """Has the engine load its model, and every engine after it; `wait_changed` and `state` tell how that goes."""
+        self._config = config
+        self._begin_loading()
 
     async def wait_changed(self) -> None:
         """Returns at the next change of state, progress or detail."""
@@ -188,11 +194,11 @@ class EngineHost:
 
     # The life of engines
 
-    async def _supervise(self, config: EngineConfig, arguments: tuple[str, ...]) -> None:
+    async def _supervise(self, arguments: tuple[str, ...]) -> None:
         num_failed_loads = 0
         delay_s = _FIRST_DELAY_S
         while True:
-            reason = await self._run_once(config, arguments)
+            reason = await self._run_once(arguments)
             ready_since_s, self._ready_since_s = self._ready_since_s, None
             self._forget_engine(reason)
             if self._stopping.is_set():
@@ -224,11 +230,11 @@ class EngineHost:
         # Before the first success somebody waits for an answer; afterwards it must come back by itself.
         return not self._has_served and num_failed_loads >= _MAX_FAILED_LOADS
 
-    async def _run_once(self, config: EngineConfig, arguments: tuple[str, ...]) -> str:
+    async def _run_once(self, arguments: tuple[str, ...]) -> str:
         """One engine process from its start to its end; returns how it ended, in words."""
         self._load_failure = None
         self._enter(EngineState.STARTING, "engine process")
-        self._start_message = Start(config=config)
+        self._has_said_hello = False
         self._socket = EngineSocket(self._socket_path, self._on_message)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -270,8 +276,8 @@ class EngineHost:
                 if not answer.done():
                     answer.set_result(snapshot)
             case Hello():
-                self._enter(EngineState.LOADING, "libraries")
-                self._reply(self._start_message)
+                self._has_said_hello = True
+                self._begin_loading()
             case Loading(fraction=fraction, what=what):
                 self._enter(EngineState.LOADING, what, fraction)
             case Ready(info=info, stats=stats):
@@ -281,11 +287,14 @@ class EngineHost:
             case LoadFailed(code=code, message=text):
                 self._load_failure = PageddError(code, text)
                 # It waits for this, so that its reason is here before its exit status.
-                self._reply(Exit())
+                if self._socket is not None:
+                    self._socket.send(Exit())
 
-    def _reply(self, message: Start | Exit | None) -> None:
-        if self._socket is not None and message is not None:
-            self._socket.send(message)
+    def _begin_loading(self) -> None:
+        """When both are there, the engine process and the order to load."""
+        if self._has_said_hello and self._config is not None and self._socket is not None:
+            self._enter(EngineState.LOADING, "libraries")
+            self._socket.send(Start(config=self._config))
 
     def _ready_socket(self) -> EngineSocket:
         self.check_ready()
@@ -318,7 +327,7 @@ class EngineHost:
                 self._process.kill()
 
     def _kill_if_mute(self) -> None:
-        if self.state is EngineState.STARTING:
+        if not self._has_said_hello:
             log.error("the engine process said nothing for %d s; it is ended", _HELLO_TIMEOUT_S)
             self._kill()
 

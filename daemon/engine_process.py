@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -46,9 +46,6 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats
 
-if TYPE_CHECKING:
-    from pagedd.engine.create import EngineInfo as CreatedInfo
-
 # Run with -m, this module is called __main__.
 log = logging.getLogger("pagedd.daemon.engine_process")
 
@@ -72,6 +69,10 @@ class EngineLike(Protocol):
     def stats(self) -> EngineStats: ...
     def snapshot(self) -> EngineSnapshot: ...
     def check_when_idle(self) -> None: ...
+
+
+# Settings and a progress callback to an engine and what it chose: an object with the fields of `EngineInfo`.
+CreateEngine = Callable[[EngineConfig, Callable[[float, str], None]], tuple[EngineLike, object]]
 
 
 class LinkLost(Exception):
@@ -183,36 +184,23 @@ class LoadProgress:
             raise LinkLost
 
 
-def load(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[EngineLike, EngineInfo, EngineStats]:
-    """Imports torch and makes the engine. Raises `EngineError`."""
-    if config.num_threads is not None:
-        # OpenMP reads it once, when torch is imported.
-        os.environ["OMP_NUM_THREADS"] = str(config.num_threads)
-    progress(0.0, "libraries")
+def import_engine() -> CreateEngine:
+    """Imports torch and all that the engine needs, which takes seconds."""
     from pagedd.engine.create import create_engine
 
-    engine, created = create_engine(config, progress)
-    # What loading left is here to stay. Walking it again in every full collection would hold a step up.
-    gc.collect()
-    gc.freeze()
-    return engine, _link_info(created), engine.stats()
+    return create_engine
 
 
-def _link_info(created: "CreatedInfo") -> EngineInfo:
-    return msgspec.convert(created, EngineInfo, from_attributes=True)
-
-
-Loader = Callable[[EngineConfig, Callable[[float, str], None]], tuple[EngineLike, EngineInfo, EngineStats]]
-
-
-def run(link: Link, load_engine: Loader = load) -> int:
+def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -> int:
     """The life of the process once it is connected; the exit status."""
     link.send(Hello(pid=os.getpid()))
-    start = link.receive()
-    if not isinstance(start, Start):
-        return 0
     try:
-        engine, info, stats = load_engine(start.config, LoadProgress(link))
+        # The front may still be looking for the model.
+        create_engine = import_engine()
+        start = link.receive()
+        if not isinstance(start, Start):
+            return 0
+        engine, created = create_engine(start.config, LoadProgress(link))
     except EngineError as error:
         log.error("the engine cannot start: %s", error)
         return _report_failure(link, error.code, error.message, LOAD_FAILED_STATUS)
@@ -224,7 +212,11 @@ def run(link: Link, load_engine: Loader = load) -> int:
     except Exception as error:
         log.exception("fault while loading")
         return _report_failure(link, "internal", f"{type(error).__name__}: {error}", CRASH_STATUS)
-    link.send(Ready(info=info, stats=stats))
+    # What loading left is here to stay. Walking it again in every full collection would hold a step up.
+    gc.collect()
+    gc.freeze()
+    info = msgspec.convert(created, EngineInfo, from_attributes=True)
+    link.send(Ready(info=info, stats=engine.stats()))
     try:
         serve(link, engine)
     except LinkLost:
@@ -242,7 +234,7 @@ def _report_failure(link: Link, code: str, message: str, status: int) -> int:
     return status
 
 
-def main(argv: list[str] | None = None, load_engine: Loader = load) -> int:
+def main(argv: list[str] | None = None, import_engine: Callable[[], CreateEngine] = import_engine) -> int:
     parser = argparse.ArgumentParser(description="Started by pagedd; not a command for people.")
     parser.add_argument("--link", required=True)
     parser.add_argument("--parent", required=True, type=int)
@@ -257,7 +249,7 @@ def main(argv: list[str] | None = None, load_engine: Loader = load) -> int:
     logs.setup(options.log_level, options.log_format)
     link = Link(options.link)
     try:
-        return run(link, load_engine)
+        return run(link, import_engine)
     finally:
         link.close()
 

@@ -97,9 +97,9 @@ class Daemon:
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
         try:
+            await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
-            config = self._config.to_engine_config(load_prepared(folder).weights)
-            await self._host.start(config, log_level=self._config.log_level, log_format=self._config.log_format)
+            self._host.load(self._config.to_engine_config(load_prepared(folder).weights))
             await asyncio.to_thread(self._service.set_model, folder)
             while True:
                 self._announce()

@@ -134,9 +134,9 @@ INFO = EngineInfo(
 )
 
 
-def load(
+def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
-) -> tuple[engine_process.EngineLike, EngineInfo, EngineStats]:
+) -> tuple[engine_process.EngineLike, EngineInfo]:
     """`ok`, `slow`, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH` (PATH is made by the first attempt)."""
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
@@ -152,9 +152,8 @@ def load(
         if argument:
             Path(argument).touch()
         os._exit(9)
-    engine = FakeEngine()
-    return engine, INFO, engine.stats()
+    return FakeEngine(), INFO
 
 
 if __name__ == "__main__":
-    sys.exit(engine_process.main(load_engine=load))
+    sys.exit(engine_process.main(import_engine=lambda: create_engine))

@@ -65,7 +65,8 @@ async def start_host(tmp_path: Path) -> AsyncIterator[StartHost]:
         host = EngineHost(tmp_path / "engine.sock", command)
         hosts.append(host)
         recorder = Recorder(host)
-        await host.start(EngineConfig(model=model))
+        await host.start()
+        host.load(EngineConfig(model=model))
         if wait:
             await until(lambda: host.state is EngineState.READY)
         return recorder
@@ -97,6 +98,17 @@ async def test_a_request_while_loading_is_refused_with_the_progress(start_host: 
     await until(lambda: engine.host.progress >= 0.43)
     with pytest.raises(PageddError, match=r"^engine_loading: loading, (43|86) % \(weights\)"):
         engine.host.submit(request("a", 5))
+
+
+async def test_an_engine_process_waits_until_it_is_told_what_to_load(tmp_path: Path) -> None:
+    host = EngineHost(tmp_path / "engine.sock", FAKE_ENGINE)
+    await host.start()
+    await until(lambda: host.pid is not None)
+    await asyncio.sleep(0.2)
+    assert host.state is EngineState.STARTING
+    host.load(EngineConfig(model="ok"))
+    await until(lambda: host.state is EngineState.READY)
+    await host.stop()
 
 
 async def test_stopping_while_the_engine_loads_takes_no_time(start_host: StartHost) -> None:
