@@ -69,8 +69,10 @@ def _load(weights: Path, dtype: torch.dtype) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(weights, dtype=dtype)
     # `from_pretrained(gguf_file=...)` does the same, but only with accelerate installed.
     config = transformers.AutoConfig.from_pretrained(weights.parent, gguf_file=weights.name)
-    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    checkpoint = load_gguf_checkpoint(str(weights), return_tensors=True, model_to_load=model, torch_dtype=dtype)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    checkpoint = load_gguf_checkpoint(  # type: ignore[no-untyped-call]
+        str(weights), return_tensors=True, model_to_load=model, torch_dtype=dtype
+    )
     absent = model.load_state_dict(checkpoint["tensors"], strict=False).missing_keys
     model.tie_weights()
     if set(absent) - set(model.all_tied_weights_keys):
@@ -131,7 +133,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7, help="of the first round's prompts (default %(default)s)")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     rows, figures = asyncio.run(compare(args))
     print_report("static_batch", rows, figures)
 
