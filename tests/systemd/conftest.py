@@ -39,7 +39,7 @@ class Machine:
         deadline = time.monotonic() + BOOT_TIMEOUT_S
         while time.monotonic() < deadline and self._unshare.poll() is None:
             children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children").read_text().split()
-            if children and os.readlink(f"/proc/{children[0]}/exe") == str(SYSTEMD.resolve()):
+            if children and Path(f"/proc/{children[0]}/comm").read_text() == "systemd\n":
                 self._pid_1 = int(children[0])
                 if self.run("systemctl", "is-active", "basic.target", check=False).stdout == "active\n":
                     return
