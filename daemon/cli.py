@@ -4,12 +4,12 @@ Exit statuses are an interface (systemd's unit and scripts read them): see `EXIT
 a command needs it, because `/health` is to answer within a second of the start.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Callable
 
 from pagedd.client.errors import PageddError
+from pagedd.daemon import logs
 
 USAGE = """\
 usage: pagedd [FLAGS]                 serve a model (pagedd --help lists the flags)
@@ -41,11 +41,8 @@ def main(argv: list[str] | None = None) -> int:
             return _command(arguments[0])(arguments[1:])
         return serve(arguments)
     except PageddError as error:
-        if logging.root.handlers:
-            # The daemon was up: its log has the reason, with its priority.
-            logging.getLogger(__name__).critical("%s", error)
-        else:
-            print(f"pagedd: {error}", file=sys.stderr)
+        priority = "<2>" if logs.writes_to_journal(sys.stderr, os.environ) else ""
+        print(f"{priority}pagedd: {error}", file=sys.stderr)
         return exit_status(error)
 
 

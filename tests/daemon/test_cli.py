@@ -1,0 +1,91 @@
+"""The `pagedd` command: what it prints and the statuses it ends with."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagedd.client.errors import ERROR_KINDS, PageddError
+from pagedd.daemon import cli
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.settings import settings_of
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("PAGEDD_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_check_config_shows_every_setting_and_where_it_comes_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGEDD_BLOCK_SIZE", "8")
+    assert cli.main(["check-config", "--max-num-seqs", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(settings_of(DaemonConfig))
+    assert "max_num_seqs = 4  # --max-num-seqs" in lines
+    assert "block_size = 8  # PAGEDD_BLOCK_SIZE" in lines
+    assert "num_blocks = auto  # default" in lines
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["check-config", "--max-num-seq", "4"], "unknown_setting: flag --max-num-seq: .*--max-num-seqs"),
+        (["check-config", "--block-size", "9"], "invalid_setting: block_size = 9"),
+        (["check-confg"], "unknown_setting: command check-confg: .*did you mean pagedd check-config"),
+        (["frobnicate"], "unknown_setting: command frobnicate: .*the commands are"),
+        (["pull", "a", "b"], "invalid_setting: pagedd pull takes one model name"),
+        (["prepare", "--fast"], "invalid_setting: pagedd prepare takes one model name"),
+    ],
+)
+def test_a_wrong_command_line_has_the_status_of_a_wrong_configuration(
+    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    assert cli.main(argv) == os.EX_CONFIG
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.match(f"pagedd: {said}", printed.err)
+
+
+def test_a_model_that_cannot_be_had_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pull", "/nonexistent.gguf"]) == os.EX_UNAVAILABLE
+    assert "model_unavailable" in capsys.readouterr().err
+
+
+def test_pull_prints_where_the_model_is_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights = tmp_path / "w.gguf"
+    weights.touch()
+    assert cli.main(["pull", str(weights)]) == 0
+    assert capsys.readouterr().out == f"{weights}\n"
+
+
+def test_every_status_belongs_to_a_code_of_the_table() -> None:
+    assert set(cli.EXIT_STATUSES) <= set(ERROR_KINDS)
+    assert cli.exit_status(PageddError("internal", "x")) == os.EX_SOFTWARE
+
+
+def test_version_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert re.fullmatch(r"pagedd \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in cli.COMMANDS)
+    assert all(item.flag in printed for item in settings_of(DaemonConfig))
+
+
+def test_the_front_imports_neither_torch_nor_transformers() -> None:
+    code = "import pagedd.daemon.server, sys; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout
+    assert not {"torch", "transformers", "triton"} & set(imported.split())
