@@ -7,6 +7,7 @@ keeping the result `models.py`'s.
 Sources: the tokenizer.json of each model family, and llama.cpp's `llama-vocab.cpp` for what the GGUF names mean.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -23,6 +24,9 @@ from pagedd.daemon.gguf_metadata import GgufValue
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _WORD_BOUNDARY = "▁"  # U+2581, SentencePiece's visible space
+
+# SentencePiece stops at 16 by default, runs of spaces at a few dozen. The work grows with the square of the length.
+_MAX_PIECE_CHARS = 256
 
 T = TypeVar("T")
 
@@ -166,8 +170,8 @@ class _Vocabulary:
             raise _unsupported("tokenizer.ggml.tokens is empty")
         if len(types) != len(tokens):
             raise _unsupported(f"{len(tokens)} tokens have {len(types)} token types")
-        if len(set(tokens)) != len(tokens):
-            twice = next(token for index, token in enumerate(tokens) if token in tokens[:index])
+        [(twice, times)] = Counter(tokens).most_common(1)
+        if times > 1:
             raise _unsupported(f"the token {twice!r} stands twice in its vocabulary")
         return cls(tokens, types)
 
@@ -235,6 +239,8 @@ def _merges_of_scores(pieces: dict[str, int], scores: list[float]) -> list[tuple
     """Every way to make a piece of two pieces, best score first; among equal scores the one of lower ids."""
     ranked = []
     for piece, piece_id in pieces.items():
+        if len(piece) > _MAX_PIECE_CHARS:
+            raise _unsupported(f"the token {piece_id} has {len(piece)} characters, limit {_MAX_PIECE_CHARS}")
         for cut in range(1, len(piece)):
             left, right = pieces.get(piece[:cut]), pieces.get(piece[cut:])
             if left is not None and right is not None:

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.gguf_metadata import GgufValue, read_metadata
+from pagedd.daemon.gguf_metadata import read_metadata
 from pagedd.daemon.gguf_tokenizer import BYTE_PAIR_RULES, GgufTokenizer, build_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
-def byte_pair(pre: str = "gpt-2", **changes: GgufValue) -> dict[str, GgufValue]:
+def byte_pair(pre: str = "gpt-2", **changes: Any) -> dict[str, Any]:
     tokens = ["<|end|>", "a", "b", "c", "1", "2", "Ġ", "ab", "12", "abc", "<tool>", "[PAD]"]
     types = [CONTROL, *[NORMAL] * 9, USER_DEFINED, UNUSED]
-    metadata: dict[str, GgufValue] = {
+    metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": list(tokens),
@@ -26,10 +26,10 @@ def byte_pair(pre: str = "gpt-2", **changes: GgufValue) -> dict[str, GgufValue]:
     return metadata | {f"tokenizer.{key}": value for key, value in changes.items()}
 
 
-def sentence_piece(pieces: list[tuple[str, float]], **changes: GgufValue) -> dict[str, GgufValue]:
+def sentence_piece(pieces: list[tuple[str, float]], **changes: Any) -> dict[str, Any]:
     """<unk> 0, <s> 1, </s> 2, the bytes 3 to 258, then `pieces`."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(text for text, _ in pieces)]
-    metadata: dict[str, GgufValue] = {
+    metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": list(tokens),
         "tokenizer.ggml.scores": [0.0] * 259 + [score for _, score in pieces],
@@ -45,7 +45,7 @@ def tokens_of(built: GgufTokenizer, text: str) -> list[str]:
     return tokens
 
 
-def refusal(metadata: dict[str, GgufValue]) -> str:
+def refusal(metadata: dict[str, Any]) -> str:
     with pytest.raises(PageddError) as refused:
         build_tokenizer(metadata)
     assert refused.value.code == "unsupported_model"
@@ -172,7 +172,7 @@ def test_a_beginning_of_sequence_is_added_if_the_file_says_so_else_by_family() -
         ({"chat_template": 1}, "is a int, not a str"),
     ],
 )
-def test_what_is_not_known_exactly_is_refused_by_name(changes: dict[str, GgufValue], reason: str) -> None:
+def test_what_is_not_known_exactly_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
     assert reason in refusal(byte_pair(**changes))
 
 
@@ -180,7 +180,7 @@ def test_missing_keys_and_doubled_tokens_are_refused_by_name() -> None:
     without_pre = byte_pair()
     del without_pre["tokenizer.ggml.pre"]
     assert "no tokenizer.ggml.pre" in refusal(without_pre)
-    doubled: list[GgufValue] = ["a"] * 12
+    doubled: list[Any] = ["a"] * 12
     assert "'a' stands twice" in refusal(byte_pair(**{"ggml.tokens": doubled}))
     assert "no tokenizer.ggml.tokens" in refusal({})
 
@@ -194,5 +194,9 @@ def test_missing_keys_and_doubled_tokens_are_refused_by_name() -> None:
         ({"ggml.token_type": [CONTROL, CONTROL, CONTROL, *[BYTE] * 256]}, "0 unknown tokens"),
     ],
 )
-def test_a_sentence_piece_vocabulary_that_is_not_whole_is_refused(changes: dict[str, GgufValue], reason: str) -> None:
+def test_a_sentence_piece_vocabulary_that_is_not_whole_is_refused(changes: dict[str, Any], reason: str) -> None:
     assert reason in refusal(sentence_piece([], **changes))
+
+
+def test_a_piece_of_a_million_characters_is_refused_and_not_cut_in_a_million_ways() -> None:
+    assert "has 1000000 characters, limit 256" in refusal(sentence_piece([("a" * 10**6, -1.0)]))
