@@ -202,6 +202,26 @@ def check_num_choices(messages: Sequence[Generate | Chat], max_prompts_per_reque
         )
 
 
+def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: EngineInfo) -> None:
+    """Refuses a text that cannot fit however it is tokenized, so that nobody waits for megabytes to be tokenized.
+
+    `max_token_bytes` is the length of the longest token; n characters are at least n / max_token_bytes tokens.
+    Raises `PageddError("prompt_too_long")`.
+    """
+    if isinstance(message, Chat):
+        num_chars, field_name = sum(len(turn.content) for turn in message.messages), "messages"
+    else:
+        num_chars, field_name = len(message.prompt or ""), "prompt"
+    least = -(-num_chars // max_token_bytes)
+    if least >= engine.max_model_len:
+        raise PageddError(
+            "prompt_too_long",
+            f"prompt of {num_chars} characters, at least {least} tokens, context {engine.max_model_len}; "
+            "shorten the prompt",
+            field=field_name,
+        )
+
+
 def to_engine_request(
     message: Generate | Chat,
     request_id: str,

@@ -203,8 +203,8 @@ class LiveRequest:
 class _ChoiceText:
     """One choice's tokens on their way to text.
 
-    Text that may be the start of a stop string is held back. The ids and log-probabilities of a delta are all those that
-    came since the last one.
+    Text that may be the start of a stop string is held back. The ids and log-probabilities of a delta are all that came
+    since the last one.
     """
 
     index: int

@@ -79,12 +79,13 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model as text sees it."""
+    """The model as text sees it. `max_token_bytes` is the length of its longest token."""
 
     name: str
     prepared: PreparedModel
     tokenizer: TextTokenizer
     chat_template: ChatTemplate
+    max_token_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +132,8 @@ class Service:
         tokenizer = TextTokenizer(prepared_folder, prepared)
         name = self._config.served_model_name or prepared.name
         self._engine_figures.model_name = name
-        self.model = ServedModel(name, prepared, tokenizer, ChatTemplate(prepared, tokenizer))
+        longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+        self.model = ServedModel(name, prepared, tokenizer, ChatTemplate(prepared, tokenizer), max(longest, 1))
 
     def begin_drain(self) -> None:
         """Takes no new request; those that run go on."""
@@ -218,6 +220,8 @@ class Service:
         """The prompt's ids, as a request with the same fields would have them. Raises `PageddError`."""
         model = self.served_model()
         admission.check_message(message, model.name)
+        if (info := self.host.info) is not None:
+            admission.check_text_length(message, model.max_token_bytes, info)
         return await self._prompt_token_ids(model, message)
 
     def detokenize(self, token_ids: list[int]) -> str:
@@ -314,19 +318,22 @@ class Service:
             self._apply(entry, Admitted(request))
 
     async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
+        admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
         token_ids = await self._prompt_token_ids(model, entry.message)
-        info = self.host.info
-        if info is None:  # it ended while the prompt was tokenized
-            self.host.check_ready()
-            raise PageddError("engine_died", "the engine process has just ended; try again shortly")
         return admission.to_engine_request(
             entry.message,
             entry.request.request_id,
             token_ids,
-            info,
+            self._engine_info(),  # again, because another engine may have started meanwhile
             eos_token_ids=model.prepared.eos_token_ids,
             cache_extras=admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing),
         )
+
+    def _engine_info(self) -> EngineInfo:
+        self.host.check_ready()
+        if self.host.info is None:
+            raise PageddError("engine_died", "the engine process has just ended; try again shortly")
+        return self.host.info
 
     async def _prompt_token_ids(self, model: ServedModel, message: Generate | Chat) -> list[int]:
         if isinstance(message, Chat):

@@ -37,6 +37,8 @@ class StatsFeed:
         with socket_mode(REQUESTS_MODE):
             self._socket.bind(ipc(path))
         self._loop.add_reader(self._socket.fileno(), self._read_subscriptions)
+        # A descriptor tells of what comes after the last look, so there must be a first one.
+        self._read_subscriptions()
         self._publisher = self._loop.create_task(self._publish(), name="stats feed")
 
     async def close(self) -> None:

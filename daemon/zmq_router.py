@@ -93,6 +93,9 @@ class RouterSocket:
             self._socket.bind(ipc(path))
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
+        # A descriptor tells of what comes after the last look, so there must be a first one.
+        self._ask_for_turn()
+        self._on_monitor()
 
     def send(self, peer: Peer, payload: bytes, *, urgent: bool = False) -> None:
         """Sends now, or later when the peer reads too slowly. Never waits, never raises."""

@@ -193,6 +193,17 @@ async def test_a_refused_length_says_context_prompt_and_request(served: Served) 
     )
 
 
+async def test_a_text_that_cannot_fit_however_it_is_tokenized_is_refused_before_it_is(served: Served) -> None:
+    text = "a" * 30_000  # the longest token, <|endoftext|>, has 13 characters
+    for body in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        _, answer = await served.post(path, body)
+        assert answer["error"]["code"] == "prompt_too_long"
+        assert "prompt of 30000 characters, at least 2308 tokens, context 2048" in answer["error"]["message"]
+        status, answer = await served.post("/tokenize", body)
+        assert (status, answer["error"]["code"]) == (400, "prompt_too_long")
+
+
 async def test_what_the_pool_can_never_hold_is_refused_with_its_size(socket_folder: Path) -> None:
     host = ScriptedHost(info=engine_info(max_request_tokens=800, num_blocks=50, block_size=16))
     async with serving(socket_folder, host) as served:
