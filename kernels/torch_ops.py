@@ -22,7 +22,7 @@ from pagedd.kernels.layout import PagedBatch
 # this many padded slots (2 cores, AVX-512), so a group is closed when it would waste more.
 MAX_PADDED_SLOTS = 2048
 
-# Upper bound on the slots that one group gathers, so that a batch of long contexts does not need a second copy of its KV.
+# Most slots that one group gathers, so that a batch of long contexts does not need a second copy of its KV.
 MAX_GATHERED_SLOTS = 65_536
 
 TILE_ROWS = 128  # query rows of a prefill chunk that meet their keys in one product
@@ -229,9 +229,9 @@ def _plan_chunk(
 
 
 def _block_rows(blocks: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
-    """[num_seqs, num_blocks] → flat rows of a layer seen as [num_blocks × num_kv_heads, …], in (sequence, head, block) order.
+    """Rows of a layer seen as [num_blocks × num_kv_heads, …]; [num_seqs, num_blocks] → flat (sequence, head, block).
 
-    int64: block × heads passes 2³¹ only for pools beyond any machine's, but the caller multiplies on from here.
+    int64, because offsets into a large pool pass 2³¹.
     """
     heads = torch.arange(num_kv_heads, device=blocks.device)[:, None]
     return (blocks.long()[:, None] * num_kv_heads + heads).flatten()

@@ -1,6 +1,6 @@
 """The KV cache's memory: one allocation for all layers, and how many blocks it should have.
 
-Owns the tensor. Which block belongs to whom is `block_pool.py`'s; what a kernel does with a layer, `kernels/layout.py`'s.
+Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel sees a layer, `kernels/layout.py`'s.
 `size_pool` is arithmetic only; `free_bytes` is what asks the machine.
 """
 
@@ -56,7 +56,7 @@ class KVStorage:
         return self._layers[index]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies whole blocks, in all layers: (source, destination) each, no destination being another pair's source."""
+        """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source."""
         if not pairs:
             return
         sources, destinations = torch.tensor(pairs, device=self._data.device).unbind(1)
@@ -134,7 +134,7 @@ def _available_ram() -> int:
 
 
 def _cgroup_headrooms() -> list[int]:
-    """Limit minus use of this process's control group and of those above it (version 2); none where there is no limit."""
+    """Limit minus use, of this process's control group (version 2) and of those above it that have a limit."""
     headrooms = []
     try:
         relative = Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2]

@@ -1,8 +1,8 @@
 """What a model is, as numbers: parsed from config.json or from GGUF metadata. No torch, no transformers.
 
-`ModelConfig` is what the engine needs of any model; `DecoderConfig` adds what the fused decoder needs. Everything that the
-fused decoder would not compute exactly is refused here, by name. GGUF metadata is translated to the keys of config.json
-by `gguf.py`, so that there is one parser. The rotation itself is in `rope.py`.
+`ModelConfig` is what the engine needs of any model; `DecoderConfig` adds what the fused decoder needs. Everything that
+the fused decoder would not compute exactly is refused here, by name. GGUF metadata is translated to the keys of
+config.json by `gguf.py`, so that there is one parser. The rotation itself is in `rope.py`.
 """
 
 from collections.abc import Mapping

@@ -114,7 +114,7 @@ class Decoder:
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV.
 
-        The layers' own tensors; the longest context gathered for attention; the logits, and the sampler's copies of them.
+        The layers' own tensors; the longest context gathered for attention; the logits, and the sampler's copies.
         """
         config = self._config
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim

@@ -31,7 +31,7 @@ _MAX_ARRAY_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Stands for an array of the metadata. No model that is served needs what is in one; the vocabulary is the largest."""
+    """Stands for an array of the metadata: the engine needs nothing that is in one, and a vocabulary is large."""
 
     length: int
 

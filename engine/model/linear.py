@@ -1,4 +1,4 @@
-"""Matrix products with a model's weights. The decoder holds `Linear` objects and asks nothing about how weights are stored.
+"""Matrix products with a model's weights. The decoder does not ask how a `Linear` stores them.
 
 Another storage form joins by adding a class with the same call here and naming it in `make_linear`.
 """
@@ -43,7 +43,11 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """The weight in oneDNN's blocked layout: on AVX-512, half the time of a plain product in float32, a third less in bfloat16."""
+    """The weight in oneDNN's blocked layout.
+
+    On two cores with AVX-512 it takes half the time of a plain product in float32; in bfloat16 from 0.65 (one row) to
+    0.93 (512 rows) of it.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

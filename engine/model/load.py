@@ -85,7 +85,10 @@ def _load_folder(
 ) -> LoadedModel:
     raw = read_json(folder / "config.json")
     if raw.get("model_type") not in FUSED_ARCHITECTURES:
-        raise EngineError("unsupported_model", f"architecture {raw.get('model_type')!r} is not implemented")
+        from pagedd.engine.model.hf_adapter import load_adapted  # transformers takes seconds to import
+
+        adapted, adapted_config = load_adapted(folder, device, dtype, progress)
+        return LoadedModel(adapted, adapted_config, device, dtype)
     if (folder / "generation_config.json").exists():
         eos = {*parse_eos(raw), *parse_eos(read_json(folder / "generation_config.json"))}
         raw["eos_token_id"] = sorted(eos)
