@@ -195,6 +195,15 @@ class EngineHost:
     # The life of engines
 
     async def _supervise(self, arguments: tuple[str, ...]) -> None:
+        try:
+            await self._keep_running(arguments)
+        except Exception:
+            # Nobody would start another engine, so nobody must go on waiting for one.
+            log.exception("fault in the supervision of the engine process")
+            self._fail(PageddError("internal", "the engine process is no longer supervised; the log has the trace"))
+            self._kill()
+
+    async def _keep_running(self, arguments: tuple[str, ...]) -> None:
         num_failed_loads = 0
         delay_s = _FIRST_DELAY_S
         while True:
@@ -210,9 +219,7 @@ class EngineHost:
                 if time.monotonic() - ready_since_s > _STABLE_S:
                     delay_s = _FIRST_DELAY_S
             if self._is_hopeless(num_failed_loads):
-                self.failure = self._load_failure or PageddError("engine_failed", reason)
-                log.error("the engine cannot be started: %s", self.failure)
-                self._enter(EngineState.FAILED, str(self.failure))
+                self._fail(self._load_failure or PageddError("engine_failed", reason))
                 return
             log.error("%s; starting another in %.2g s", reason, delay_s)
             self.num_restarts += 1
@@ -235,8 +242,8 @@ class EngineHost:
         self._load_failure = None
         self._enter(EngineState.STARTING, "engine process")
         self._has_said_hello = False
-        self._socket = EngineSocket(self._socket_path, self._on_message)
         try:
+            self._socket = EngineSocket(self._socket_path, self._on_message)
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 "--link",
@@ -257,7 +264,8 @@ class EngineHost:
         except OSError as error:
             return f"the engine process could not be started: {error}"
         finally:
-            self._socket.close()
+            if self._socket is not None:
+                self._socket.close()
             self._socket = self._process = self.pid = None
         if self._load_failure is not None:
             return f"the engine could not load: {self._load_failure}"
@@ -311,14 +319,21 @@ class EngineHost:
         self._changed.clear()
         self.on_state()
 
+    def _fail(self, failure: PageddError) -> None:
+        self.failure = failure
+        self._enter(EngineState.FAILED, str(failure))
+
     def _forget_engine(self, reason: str) -> None:
         while self._snapshots:
             answer = self._snapshots.popleft()
             if not answer.done():
                 answer.set_exception(PageddError("engine_died", reason))
         if self.info is not None:
-            # With the last figures still there, for whoever sums them up.
-            self.on_lost(reason)
+            try:
+                # With the last figures still there, for whoever sums them up.
+                self.on_lost(reason)
+            except Exception:
+                log.exception("fault while the loss of the engine was told; the next one starts all the same")
         self.info = self.stats = None
 
     def _kill(self) -> None:

@@ -21,6 +21,7 @@ class EngineSocket:
     """Bound for one engine process and closed with it, so that nothing of a dead engine reaches the next."""
 
     def __init__(self, path: Path, on_message: Callable[[FromEngine], None]) -> None:
+        """Binds at once. Raises `OSError`."""
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._path = path
@@ -28,8 +29,12 @@ class EngineSocket:
         self._socket = self._context.socket(zmq.PAIR)
         # No limit, so that sending never waits: admission bounds how many requests there are.
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        with socket_mode(ADMIN_MODE):
-            self._socket.bind(ipc(path))
+        try:
+            with socket_mode(ADMIN_MODE):
+                self._socket.bind(ipc(path))
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise OSError(error.errno, error.strerror, str(path)) from error
         self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._read)
 

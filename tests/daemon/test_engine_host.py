@@ -231,6 +231,28 @@ async def test_a_program_that_cannot_be_started_is_a_failure_with_its_reason(
     assert "could not be started" in engine.host.detail
 
 
+async def test_a_socket_that_cannot_be_bound_is_a_failure_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._FIRST_DELAY_S", 0.01)
+    host = EngineHost(tmp_path / "nowhere" / "engine.sock", FAKE_ENGINE)
+    await host.start()
+    await until(lambda: host.state is EngineState.FAILED)
+    assert "could not be started" in host.detail
+    await host.stop()
+
+
+async def test_a_listener_that_breaks_does_not_keep_the_next_engine_from_starting(start_host: StartHost) -> None:
+    engine = await start_host()
+
+    def break_down(reason: str) -> None:
+        raise ZeroDivisionError
+
+    engine.host.on_lost = break_down
+    engine.host.submit(request("a", CRASH))
+    await until(lambda: engine.host.num_restarts == 1 and engine.host.state is EngineState.READY)
+
+
 async def test_the_socket_between_the_processes_is_the_owners_alone(start_host: StartHost, tmp_path: Path) -> None:
     await start_host()
     assert stat.S_IMODE((tmp_path / "engine.sock").stat().st_mode) == 0o600
