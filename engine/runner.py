@@ -69,7 +69,7 @@ class ModelRunner:
 
 
 def build_batch(scheduled: list[ScheduledSequence], block_size: int, device: torch.device) -> Batch:
-    """The step's tokens, flattened. Sequences with one token come first; `logits_rows` follows the order of `scheduled`."""
+    """The step's tokens, flattened: sequences with one token first. `logits_rows` is in the order of `scheduled`."""
     ordered = sorted(scheduled, key=lambda item: item.num_scheduled_tokens != 1)  # stable
     starts = np.array([item.start for item in ordered], dtype=np.int64)
     query_lens = np.array([item.num_scheduled_tokens for item in ordered], dtype=np.int64)

@@ -135,7 +135,7 @@ class Decoder:
         config = self._config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(x).view(x.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
-        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         if layer.query_norm is None or layer.key_norm is None:
             ops.apply_rope(heads[:, : num_heads + num_kv_heads], cos, sin)
         else:

@@ -115,7 +115,7 @@ class _Walk:
         if not isinstance(alignment, int) or alignment < 1:
             raise _Malformed(f"an alignment of {alignment}")
         start = -(-self._position // alignment) * alignment
-        return metadata, {name: self._place(name, start, *rest) for name, *rest in entries}
+        return metadata, {entry[0]: self._place(start, *entry) for entry in entries}
 
     def _value(self, value_type: int, depth: int = 0) -> Value:
         if value_type == _STRING:
@@ -152,7 +152,7 @@ class _Walk:
         shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
         return name, shape, self._scalar("I"), self._scalar("Q")
 
-    def _place(self, name: str, start: int, shape: tuple[int, ...], type_id: int, offset: int) -> TensorEntry:
+    def _place(self, start: int, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> TensorEntry:
         try:
             kind = GGMLQuantizationType(type_id)
         except ValueError as error:

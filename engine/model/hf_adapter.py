@@ -89,7 +89,7 @@ class AdaptedModel:
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         weights = list(model.parameters())
         self.weight_bytes = sum(weight.nbytes for weight in weights)
-        self._vocab_size = model.config.get_text_config().vocab_size
+        self._vocab_size: int = model.config.get_text_config().vocab_size
         self._widest = max(size for weight in weights for size in weight.shape if size != self._vocab_size)
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
@@ -100,7 +100,8 @@ class AdaptedModel:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         item = self._model.dtype.itemsize
         logits = 4 * num_rows * self._vocab_size * torch.float32.itemsize
-        return (12 * num_tokens + 2 * max_context_len) * self._widest * item + logits
+        layers: int = (12 * num_tokens + 2 * max_context_len) * self._widest * item
+        return layers + logits
 
     def discover(self, token_ids: torch.Tensor) -> dict[int, _Call]:
         """What each layer's attention asks for, by layer index."""
@@ -133,7 +134,7 @@ def load_adapted(
     _refuse_what_is_known(config)
     progress(0.1, f"{config.model_type} through transformers")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -146,9 +147,8 @@ def load_adapted(
         raise unsupported(f"{config.model_type} as a causal language model ({_first_line(error)})") from error
     except (OSError, RuntimeError) as error:
         raise malformed(f"{folder}: transformers cannot load the weights ({_first_line(error)})") from error
-    model = model.to(device).eval()
     progress(0.7, "probing the paged path")
-    return adapt(model)
+    return adapt(model.to(device).eval())
 
 
 @torch.inference_mode()
@@ -302,7 +302,7 @@ def _common_shape(config: PreTrainedConfig, calls: dict[int, _Call]) -> _Call:
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
         raise unsupported(f"{folder.name}: its architecture ({_first_line(error)})") from error
     return config

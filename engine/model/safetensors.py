@@ -27,7 +27,8 @@ class SafetensorsCheckpoint:
                 file = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise malformed(f"{path} is not a readable safetensors file ({error})") from error
-            self._files |= dict.fromkeys(file.keys(), file)
+            names: list[str] = file.keys()  # type: ignore[no-untyped-call]
+            self._files |= dict.fromkeys(names, file)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
