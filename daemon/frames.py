@@ -31,7 +31,7 @@ def stats_frame(service: "Service", snapshot: EngineSnapshot | None, detail: str
         device=f"{info.device} {info.device_name}" if info is not None else "",
         dtype=info.dtype if info is not None else "",
         kv_cache_dtype=info.kv_cache_dtype if info is not None else "",
-        figures=figures(stats) if stats is not None else {},
+        figures=(figures(stats) if stats is not None else {}) | service.machine_figures(),
         requests=[_row(service, sequence, blocks) for sequence in snapshot.sequences] if snapshot is not None else [],
         blocks=_block_map(snapshot) if blocks and snapshot is not None else None,
     )

@@ -29,6 +29,7 @@ from pagedd.daemon.model_process import resolve_in_child
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
+from pagedd.daemon.telemetry import Figures, Telemetry, TelemetryCollector
 from pagedd.daemon.zmq_api import ZmqApi
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ class Daemon:
         self._endpoints = endpoints
         self._host = EngineHost(endpoints.engine)
         self._service = Service(config, self._host)
+        self._telemetry = Telemetry()
+        self._service.machine_figures = self._machine_figures
+        self._service.metrics.registry.register(TelemetryCollector(self._machine_figures))
         self._apis: list[HttpApi | ZmqApi] = [
             HttpApi(self._service, config, endpoints),
             ZmqApi(self._service, endpoints),
@@ -130,6 +134,10 @@ class Daemon:
         while not self._was_ready:
             systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
             await asyncio.sleep(_TELL_INTERVAL_S)
+
+    def _machine_figures(self) -> Figures:
+        info = self._host.info
+        return self._telemetry.figures(self._host.pid, info.device if info is not None else None)
 
     def _greet(self) -> None:
         info, model = self._host.info, self._service.model

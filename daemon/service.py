@@ -100,10 +100,15 @@ class LiveEntry:
 
 
 class Service:
-    """The front's heart. One event loop; every method runs in it, and only tokenizing long texts leaves it."""
+    """The front's heart. One event loop; every method runs in it, and only tokenizing long texts leaves it.
+
+    Attributes:
+        machine_figures: what processes and device are doing, for the statistics; set by `server.py`.
+    """
 
     def __init__(self, config: DaemonConfig, host: Host) -> None:
         self.host = host
+        self.machine_figures: Callable[[], dict[str, float | None]] = dict
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
         self.started_unix_s = int(time.time())

@@ -7,14 +7,20 @@ costs that field alone. The engine's own figures are in `pagedd.engine.stats`.
 import logging
 import math
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import psutil
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 
 Figures = dict[str, float | None]
+
+# CPU shares over a shorter time are noise, and several readers may ask at once.
+_MIN_INTERVAL_S = 0.2
 
 
 class Nvml(Protocol):
@@ -51,7 +57,7 @@ class ProcessMeter:
 
 
 class Telemetry:
-    """Reads all figures. Nothing is read before `figures` is called, and nothing runs in between."""
+    """Reads all figures when it is asked, at most five times a second, and does nothing in between."""
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         """`nvml` replaces the real one, which is loaded when the first CUDA engine is seen."""
@@ -60,12 +66,20 @@ class Telemetry:
         self._engine: ProcessMeter | None = None
         self._engine_pid: int | None = None
         self._gpu: GpuMeter | None = None
+        self._read_s = -math.inf
+        self._last: Figures = {}
 
     def figures(self, engine_pid: int | None, device: str | None) -> Figures:
-        """One reading. `device` is what the engine chose (`cpu`, `cuda:0`), None while there is no engine.
+        """The newest reading. `device` is what the engine chose (`cpu`, `cuda:0`), None while there is no engine.
 
         Names end in their unit: `_bytes`, `_watts`, `_celsius`, `_joules`, `_ratio` (0–1), `_cores` (1.0 = one busy).
         """
+        now_s = time.monotonic()
+        if now_s - self._read_s >= _MIN_INTERVAL_S or engine_pid != self._engine_pid:
+            self._read_s, self._last = now_s, self._read(engine_pid, device)
+        return self._last
+
+    def _read(self, engine_pid: int | None, device: str | None) -> Figures:
         if engine_pid != self._engine_pid:
             self._engine_pid = engine_pid
             self._engine = ProcessMeter(engine_pid) if engine_pid is not None else None
@@ -92,6 +106,28 @@ class Telemetry:
             self._nvml = self._nvml or _load_nvml()
             self._gpu = GpuMeter(self._nvml, index)
         return self._gpu.read()
+
+
+class TelemetryCollector(Collector):
+    """The same figures for Prometheus, as `pagedd:NAME`. "Not available" is no sample."""
+
+    def __init__(self, figures: Callable[[], Figures]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._figures().items():
+            if value is None:
+                continue
+            text = name.replace("_", " ") + "; see daemon/telemetry.py"
+            if name == "gpu_energy_joules":
+                # What the card has used since its driver was loaded: it only grows.
+                yield CounterMetricFamily("pagedd:energy_joules", text, value=value)
+            else:
+                yield GaugeMetricFamily(f"pagedd:{name}", text, value=value)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, so that registering reads nothing."""
+        return iter(())
 
 
 class GpuMeter:

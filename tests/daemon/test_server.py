@@ -173,3 +173,10 @@ def test_a_wrong_flag_ends_the_daemon_before_it_begins(start_daemon: "StartDaemo
     daemon = start_daemon(*flags, fake_engine=True)
     assert daemon.process.wait(30) == os.EX_CONFIG
     assert not daemon.endpoints.directory.exists()
+
+
+def test_metrics_show_the_memory_of_both_processes(start_daemon: "StartDaemon") -> None:
+    daemon = start_daemon(fake_engine=True).wait_ready()
+    metrics = daemon.get("/metrics")[1]
+    assert "\npagedd:front_rss_bytes " in metrics
+    assert "\npagedd:engine_rss_bytes " in metrics

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from pagedd.daemon import telemetry
-from pagedd.daemon.telemetry import GpuMeter, ProcessMeter, Telemetry
+from pagedd.daemon.telemetry import GpuMeter, ProcessMeter, Telemetry, TelemetryCollector
 
 CALLS = [name for name in vars(telemetry.Nvml) if name.startswith("nvmlDeviceGet")]
 
@@ -110,3 +110,15 @@ def test_processes_show_their_memory_and_the_host_its_own() -> None:
 def test_no_engine_and_a_dead_engine_have_no_figures() -> None:
     assert Telemetry().figures(None, None)["engine_rss_bytes"] is None
     assert ProcessMeter(2**22 + 1).read() == (None, None)
+
+
+def test_readers_that_ask_at_once_share_a_reading() -> None:
+    telemetry = Telemetry()
+    assert telemetry.figures(None, "cpu") is telemetry.figures(None, "cpu")
+    assert telemetry.figures(os.getpid(), "cpu")["engine_rss_bytes"] is not None
+
+
+def test_prometheus_sees_what_is_available_and_energy_as_a_counter() -> None:
+    collector = TelemetryCollector(lambda: {"gpu_power_watts": 35.5, "gpu_energy_joules": 9.0, "front_rss_bytes": None})
+    samples = {sample.name: sample.value for metric in collector.collect() for sample in metric.samples}
+    assert samples == {"pagedd:gpu_power_watts": 35.5, "pagedd:energy_joules_total": 9.0}
