@@ -43,6 +43,29 @@ _MAX_HEADER_BYTES = 8192
 _BACKLOG = 512
 # After `Service.close` every answer is complete; what a client has not read by then is cut.
 _SHUTDOWN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`handler` is the method of `_Handlers` that answers."""
+
+    method: str
+    path: str
+    handler: str
+    meaning: str
+
+
+ROUTES = (
+    Route("POST", "/v1/completions", "completions", "Continue one or several prompts; whole or streamed."),
+    Route("POST", "/v1/chat/completions", "chat_completions", "Answer a conversation; whole or streamed."),
+    Route("GET", "/v1/models", "models", "The served model, in a list; the list is empty while it is fetched."),
+    Route("GET", "/v1/models/{name:.+}", "model", "The served model by its name, or by `default`."),
+    Route("POST", "/tokenize", "tokenize", "Token ids of a `prompt`, or of `messages` through the chat template."),
+    Route("POST", "/detokenize", "detokenize", "Text of `tokens`, control tokens spelled out."),
+    Route("GET", "/health", "health", "200 as long as the daemon lives, with the engine's state; needs no key."),
+    Route("GET", "/ready", "ready", "200 when a request would be taken, else 503 with the reason; needs no key."),
+    Route("GET", "/metrics", "metrics", "Figures for Prometheus."),
+)
 # They tell nothing about anyone's requests, and monitors have no keys.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
 
@@ -136,21 +159,10 @@ def read_api_keys(path: Path) -> list[ApiKey]:
 
 
 def _application(service: Service, door: Door) -> web.Application:
-    routes = _Routes(service)
+    handlers = _Handlers(service)
     application = web.Application(middlewares=[_gate(service, door)], client_max_size=MAX_MESSAGE_BYTES)
-    application.add_routes(
-        [
-            web.post("/v1/completions", routes.completions),
-            web.post("/v1/chat/completions", routes.chat_completions),
-            web.get("/v1/models", routes.models),
-            web.get("/v1/models/{name:.+}", routes.model),
-            web.post("/tokenize", routes.tokenize),
-            web.post("/detokenize", routes.detokenize),
-            web.get("/health", routes.health),
-            web.get("/ready", routes.ready),
-            web.get("/metrics", routes.metrics),
-        ]
-    )
+    for route in ROUTES:
+        application.router.add_route(route.method, route.path, getattr(handlers, route.handler))
     return application
 
 
@@ -193,8 +205,8 @@ def _error(service: Service, error: PageddError) -> web.Response:
     )
 
 
-class _Routes:
-    """One method a path."""
+class _Handlers:
+    """One method a route."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
