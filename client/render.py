@@ -20,15 +20,15 @@ _USED_STATE = 2
 _BLOCKS_PER_GROUP = 8
 
 _RATIOS = frozenset({"kv_usage", "slot_fill", "fragmentation", "contiguous_fragmentation", "hit_rate"})
-_UNITS = {  # a name's ending -> unit shown, factor, decimals
-    "_ratio": ("%", 100, 1),
-    "_bytes": ("MiB", 1 / (1 << 20), 1),
-    "_s": ("s", 1, 3),
-    "_seconds": ("s", 1, 3),
-    "_watts": ("W", 1, 1),
-    "_joules": ("J", 1, 1),
-    "_celsius": ("C", 1, 0),
-    "_cores": ("cores", 1, 2),
+_UNITS = {  # the part of a figure's name that says its unit -> unit shown, factor, decimals
+    "ratio": ("%", 100, 1),
+    "bytes": ("MiB", 1 / (1 << 20), 1),
+    "s": ("s", 1, 3),
+    "seconds": ("s", 1, 3),
+    "watts": ("W", 1, 1),
+    "joules": ("J", 1, 1),
+    "celsius": ("C", 1, 0),
+    "cores": ("cores", 1, 2),
 }
 
 
@@ -117,7 +117,7 @@ def printable(text: str) -> str:
 
 
 def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
-    state = f"{frame.state} ({frame.detail})" if frame.detail else frame.state
+    state = f"{frame.state} ({frame.detail})" if frame.detail not in ("", frame.state) else frame.state
     kv_cache_dtype = frame.kv_cache_dtype and f"kv {frame.kv_cache_dtype}"
     parts = [
         frame.model,
@@ -204,9 +204,9 @@ def _figure(name: str, value: float | None, glyphs: Glyphs) -> tuple[str, str]:
     """Value and unit, which a figure's name carries."""
     if value is None:
         return glyphs.missing, ""
-    suffix = "_ratio" if name in _RATIOS else name[name.rfind("_") :]
-    if suffix in _UNITS:
-        unit, factor, decimals = _UNITS[suffix]
+    kind = "ratio" if name in _RATIOS else next((part for part in reversed(name.split("_")) if part in _UNITS), "")
+    if kind:
+        unit, factor, decimals = _UNITS[kind]
         return f"{value * factor:.{decimals}f}", unit
     return (f"{value:.0f}" if float(value).is_integer() else f"{value:.3f}"), ""
 

@@ -84,6 +84,8 @@ def test_sequences_past_the_last_letter_share_a_sign(make_frame: Callable[..., S
 def test_without_a_pool_the_map_is_a_sentence(make_frame: Callable[..., StatsFrame]) -> None:
     frame = make_frame(blocks=None, state="loading", detail="43 %", model="", dtype="", kv_cache_dtype="")
     assert render_blocks(frame, UNICODE, 80) == ["cpu · loading (43 %) · up 1:01", "no KV pool yet"]
+    # A detail that says no more than the state is not said twice.
+    assert render_blocks(make_frame(blocks=None, detail="ready"), UNICODE, 80)[0].endswith("float32 · ready · up 1:01")
 
 
 def test_figures_keep_their_names_and_units_and_never_show_a_zero_for_nothing(
@@ -97,15 +99,17 @@ def test_figures_keep_their_names_and_units_and_never_show_a_zero_for_nothing(
             "engine_rss_bytes": float(300 << 20),
             "oldest_wait_s": 0.8,
             "gpu_power_watts": 148.0,
+            "step_seconds_forward": 1.5,
         }
     )
     assert render_figures(frame, UNICODE)[1:] == [
-        "kv_usage           61.5  %",
-        "hit_rate              –",
-        "steps_total          12",
-        "engine_rss_bytes  300.0  MiB",
-        "oldest_wait_s     0.800  s",
-        "gpu_power_watts   148.0  W",
+        "kv_usage               61.5  %",
+        "hit_rate                  –",
+        "steps_total              12",
+        "engine_rss_bytes      300.0  MiB",
+        "oldest_wait_s         0.800  s",
+        "gpu_power_watts       148.0  W",
+        "step_seconds_forward  1.500  s",
     ]
 
 

@@ -1,0 +1,112 @@
+"""`scripts/environment` where something is missing: one clear sentence, whatever pip printed before it.
+
+The interpreter, pip and df are stand-ins, so nothing is fetched.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("sh", "awk", "basename", "cat", "dirname", "grep", "mkdir", "mktemp", "rm", "sed")
+
+# Stands in for the interpreter: makes "environments" that hold itself, and has pip do what PIP says.
+FAKE_PYTHON = """\
+#!/bin/sh
+case "$*" in
+    *"import sys"*) exit ${TOO_OLD:-0} ;;
+    *"import venv"*) exit ${NO_VENV:-0} ;;
+    --version) echo "Python 3.11.2" ;;
+    "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    *"pip "*) echo "$*" >>"$PIP_LOG"; echo "${PIP_SAYS:-}"; [ -z "${PIP_SAYS:-}" ] ;;
+esac
+"""
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path) -> Path:
+    """A PATH with ordinary tools, a disk with room and no Python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in (*TOOLS, "cp"):
+        found = shutil.which(tool)
+        assert found is not None
+        (folder / tool).symlink_to(found)
+    program(folder / "df", 'echo header; echo "/dev/x 9 9 ${FREE_KB:-99999999} 9% /"')
+    return folder
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def make_environment(bin_folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    lock = bin_folder.parent / "requirements.lock"
+    lock.write_text("# everything\nmsgspec==0.23.0\ntorch==2.13.0\n")
+    return subprocess.run(
+        [ROOT / "scripts" / "environment", bin_folder.parent / "env", lock],
+        env={"PATH": str(bin_folder), "PIP_LOG": str(bin_folder.parent / "pip.log"), **environ},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_torch_comes_first_and_exactly_and_nothing_brings_company(bin_folder: Path) -> None:
+    program(bin_folder / "python3", FAKE_PYTHON)
+    made = make_environment(bin_folder)
+    assert made.returncode == 0, made.stderr
+    first, second = (bin_folder.parent / "pip.log").read_text().splitlines()
+    assert first.endswith("install --no-deps torch==2.13.0")
+    assert second.endswith(f"install --no-deps -r {bin_folder.parent / 'requirements.lock'}")
+    assert "installing torch==2.13.0 (about 200 MB; the slow part)" in made.stdout
+    assert "installing 2 packages of requirements.lock" in made.stdout
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"TOO_OLD": "1"}, "Python 3.11 or newer is needed and was not found; install it"),
+        ({"TOO_OLD": "1", "PYTHON": "python3"}, "python3 is not a Python of at least 3.11; set PYTHON to one that is."),
+        ({"PYTHON": "python4"}, "python4 is not a Python of at least 3.11; set PYTHON to one that is."),
+        ({"NO_VENV": "1"}, "python3 has no venv module; install it (Debian: apt install python3-venv)."),
+        ({"FREE_KB": "102400"}, "has 100 MB free and the environment needs 2500 MB; make room."),
+        ({"PIP_SAYS": "Max retries exceeded: NewConnectionError"}, "the package index cannot be reached; check the"),
+        (
+            {"PIP_SAYS": "OSError: [Errno 28] No space left on device"},
+            "the disk is full; make room and run this again.",
+        ),
+        ({"PIP_SAYS": "ERROR: no wheel for this"}, "installing failed; the reason stands above."),
+    ],
+)
+def test_what_is_missing_is_said_in_the_last_line(bin_folder: Path, environ: dict[str, str], sentence: str) -> None:
+    program(bin_folder / "python3", FAKE_PYTHON)
+    failed = make_environment(bin_folder, **environ)
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1].startswith("pagedd: ")
+    assert sentence in failed.stderr.splitlines()[-1]
+    assert environ.get("PIP_SAYS", "") in failed.stderr
+
+
+def test_without_any_python_it_says_which_to_install(bin_folder: Path) -> None:
+    assert "Python 3.11 or newer is needed" in make_environment(bin_folder).stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_to_is_named(bin_folder: Path) -> None:
+    program(bin_folder / "python3", FAKE_PYTHON)
+    bin_folder.parent.chmod(0o500)
+    assert "cannot be written to" in make_environment(bin_folder).stderr
+
+
+def test_bare_make_prints_every_target_with_a_sentence() -> None:
+    shown = subprocess.run(
+        ["make", "-C", str(ROOT), "--no-print-directory"], capture_output=True, text=True, check=True
+    )
+    targets = [line.split()[1] for line in shown.stdout.splitlines()]
+    assert targets == ["help", "run", "test", "lint", "format", "bench", "install", "uninstall", "clean"]
+    assert all(len(line.split()) > 3 for line in shown.stdout.splitlines())
