@@ -1,0 +1,49 @@
+"""Which backend answers, and why."""
+
+import inspect
+import logging
+
+import pytest
+import torch
+
+from pagedd.kernels import ops, reference, torch_ops
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch):
+    monkeypatch.delenv(ops.BACKEND_VARIABLE, raising=False)
+    yield
+    monkeypatch.undo()
+    ops.select_backend(CPU)
+
+
+def test_a_cpu_gets_the_torch_backend_and_the_log_says_why(caplog) -> None:
+    with caplog.at_level(logging.INFO):
+        choice = ops.select_backend(CPU)
+    assert choice.name == "torch"
+    assert choice.reason in caplog.text
+
+
+def test_the_environment_overrides_the_choice(monkeypatch) -> None:
+    monkeypatch.setenv(ops.BACKEND_VARIABLE, "reference")
+    assert ops.select_backend(CPU).name == "reference"
+    x = torch.ones(1, 2)
+    monkeypatch.setattr(reference, "silu_and_mul", lambda x: x + 1)
+    assert torch.equal(ops.silu_and_mul(x), x + 1)
+
+
+def test_an_unknown_backend_is_refused_with_the_names_of_the_known_ones(monkeypatch) -> None:
+    monkeypatch.setenv(ops.BACKEND_VARIABLE, "cudnn")
+    with pytest.raises(ValueError, match=r"PAGEDD_KERNELS='cudnn'.*reference, torch"):
+        ops.select_backend(CPU)
+
+
+@pytest.mark.parametrize("backend", [reference, torch_ops], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_backends_have_the_public_signatures(backend) -> None:
+    names = [name for name in vars(ops.Backend) if not name.startswith("_")]
+    assert len(names) == 6
+    for name in names:
+        public, own = inspect.signature(getattr(ops, name)), inspect.signature(getattr(backend, name))
+        assert own == public, name
