@@ -83,11 +83,11 @@ def render_requests(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
 def render_blocks(frame: StatsFrame, glyphs: Glyphs, width: int) -> list[str]:
     """The block map, one cell a block in physical order, then its legend. A line that repeats is shown once, then `*`.
 
-    Needs a frame asked for with its blocks; without a block map (nothing is loaded yet) it is one sentence.
+    Needs a frame asked for with its blocks; without them (no engine, or one in a long step) it says why.
     """
     blocks = frame.blocks
     if blocks is None:
-        return [*_about(frame, glyphs), "no KV pool yet"]
+        return [*_about(frame, glyphs), f"no block map now: {printable(frame.detail or frame.state)}"]
     letters = _letters(frame.requests, glyphs)
     owners = {block: letter for letter, row in zip(letters, frame.requests, strict=True) for block in row.block_table}
     cells = [_cell(blocks, block, owners, glyphs) for block in range(len(blocks.states))]

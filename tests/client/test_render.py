@@ -83,7 +83,7 @@ def test_sequences_past_the_last_letter_share_a_sign(make_frame: Callable[..., S
 
 def test_without_a_pool_the_map_is_a_sentence(make_frame: Callable[..., StatsFrame]) -> None:
     frame = make_frame(blocks=None, state="loading", detail="43 %", model="", dtype="", kv_cache_dtype="")
-    assert render_blocks(frame, UNICODE, 80) == ["cpu · loading (43 %) · up 1:01", "no KV pool yet"]
+    assert render_blocks(frame, UNICODE, 80) == ["cpu · loading (43 %) · up 1:01", "no block map now: 43 %"]
     # A detail that says no more than the state is not said twice.
     assert render_blocks(make_frame(blocks=None, detail="ready"), UNICODE, 80)[0].endswith("float32 · ready · up 1:01")
 
