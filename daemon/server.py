@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +20,7 @@ from typing import NoReturn
 import uvloop
 import zmq
 
-from pagedd.client.endpoints import Endpoints, server_endpoints
+from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.daemon import logs, systemd
 from pagedd.daemon.config import DaemonConfig
@@ -104,7 +105,9 @@ class Daemon:
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
-            self._host.load(self._config.to_engine_config(load_prepared(folder).weights))
+            prepared = load_prepared(folder)
+            log.info("loading %s from %s", prepared.name, prepared.weights)
+            self._host.load(self._config.to_engine_config(prepared.weights))
             await asyncio.to_thread(self._service.set_model, folder)
             while True:
                 self._announce()
@@ -177,17 +180,20 @@ class Daemon:
         log.info("stopped")
 
 
-def how_to_talk(endpoints: Endpoints) -> str:
+def how_to_talk(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> str:
     """The first commands to try, as they work in another terminal of this machine."""
     beside = Path(sys.executable).with_name("pagectl")
     pagectl = "pagectl" if shutil.which("pagectl") == str(beside) else shlex.quote(str(beside))
-    socket = shlex.quote(str(endpoints.http))
+    elsewhere = {name: text for name, text in environ.items() if name != "PAGEDD_RUNTIME_DIR"}
+    if client_endpoints(environ=elsewhere).directory != endpoints.directory:
+        # A client that is not told would look where it always does.
+        pagectl = f"PAGEDD_RUNTIME_DIR={shlex.quote(str(endpoints.directory))} {pagectl}"
     return f"""
 In another terminal:
 
   {pagectl} generate "The capital of France is" --max-tokens 16 --temperature 0
   {pagectl} chat
-  curl --unix-socket {socket} http://localhost/v1/chat/completions \\
+  curl --unix-socket {shlex.quote(str(endpoints.http))} http://localhost/v1/chat/completions \\
     -H 'Content-Type: application/json' -d '{{"messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
 Ctrl-C stops the daemon.

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from pagedd.client.endpoints import Endpoints
+from pagedd.daemon.server import how_to_talk
+
 if TYPE_CHECKING:
     from conftest import RunningDaemon, StartDaemon
 
@@ -180,3 +183,11 @@ def test_metrics_show_the_memory_of_both_processes(start_daemon: "StartDaemon") 
     metrics = daemon.get("/metrics")[1]
     assert "\npagedd:front_rss_bytes " in metrics
     assert "\npagedd:engine_rss_bytes " in metrics
+
+
+def test_the_greeting_names_the_directory_only_where_clients_would_not_find_it(tmp_path: Path) -> None:
+    session = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    usual, other = Endpoints(tmp_path / "pagedd"), Endpoints(tmp_path / "elsewhere")
+    assert "PAGEDD_RUNTIME_DIR" not in how_to_talk(usual, session)
+    assert f"PAGEDD_RUNTIME_DIR={other.directory} " in how_to_talk(other, session)
+    assert f"curl --unix-socket {other.http} " in how_to_talk(other, session)
