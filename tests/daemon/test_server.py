@@ -186,8 +186,9 @@ def test_metrics_show_the_memory_of_both_processes(start_daemon: "StartDaemon") 
 
 
 def test_the_greeting_names_the_directory_only_where_clients_would_not_find_it(tmp_path: Path) -> None:
-    session = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
-    usual, other = Endpoints(tmp_path / "pagedd"), Endpoints(tmp_path / "elsewhere")
-    assert "PAGEDD_RUNTIME_DIR" not in how_to_talk(usual, session)
-    assert f"PAGEDD_RUNTIME_DIR={other.directory} " in how_to_talk(other, session)
-    assert f"curl --unix-socket {other.http} " in how_to_talk(other, session)
+    usual, other = Endpoints(tmp_path), Endpoints(tmp_path / "elsewhere")
+    usual.requests.touch()
+    environ = {"RUNTIME_DIRECTORY": str(tmp_path), "HOME": str(tmp_path)}
+    assert "PAGEDD_RUNTIME_DIR" not in how_to_talk(usual, environ)
+    assert f"PAGEDD_RUNTIME_DIR={other.directory} " in how_to_talk(other, environ)
+    assert f"curl --unix-socket {other.http} " in how_to_talk(other, environ)
