@@ -17,8 +17,9 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
 
+from .fake_engine import Prompt
+
 FAKE_ENGINE = (sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py")))
-REFUSE, CRASH, VANISH, HANG = 1001, 1002, 1003, 1004
 
 
 class Recorder:
@@ -135,7 +136,7 @@ async def test_an_aborted_request_produces_no_more_and_the_figures_say_so(start_
 
 async def test_a_refusal_carries_the_engines_code_and_message(start_host: StartHost) -> None:
     engine = await start_host()
-    engine.host.submit(request("a", REFUSE))
+    engine.host.submit(request("a", Prompt.REFUSE))
     await until(lambda: bool(engine.refused))
     assert engine.refused == [("a", "exceeds_kv_pool", "9 blocks, limit 6")]
 
@@ -148,7 +149,7 @@ async def test_a_snapshot_comes_between_steps_and_in_order(start_host: StartHost
     assert second.stats.steps_total >= first.stats.steps_total
 
 
-@pytest.mark.parametrize("deadly", [CRASH, VANISH])
+@pytest.mark.parametrize("deadly", [Prompt.CRASH, Prompt.VANISH])
 async def test_an_engine_that_dies_is_replaced_and_its_loss_told_once(start_host: StartHost, deadly: int) -> None:
     engine = await start_host()
     engine.host.submit(request("a", deadly))
@@ -171,7 +172,7 @@ async def test_a_killed_engine_is_named_with_its_signal(start_host: StartHost) -
 
 async def test_a_snapshot_that_waits_for_a_dying_engine_fails(start_host: StartHost) -> None:
     engine = await start_host()
-    engine.host.submit(request("a", HANG))
+    engine.host.submit(request("a", Prompt.HANG))
     # Time to begin the step that never ends; commands that arrive together are all obeyed before it.
     await asyncio.sleep(0.2)
     answer = asyncio.ensure_future(engine.host.snapshot())
@@ -188,7 +189,7 @@ async def test_a_hung_engine_is_killed_when_the_host_stops(
     monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
     engine = await start_host()
     pid = engine.host.pid
-    engine.host.submit(request("a", HANG))
+    engine.host.submit(request("a", Prompt.HANG))
     await asyncio.sleep(0.05)
     await engine.host.stop()
     assert pid is not None
@@ -249,7 +250,7 @@ async def test_a_listener_that_breaks_does_not_keep_the_next_engine_from_startin
         raise ZeroDivisionError
 
     engine.host.on_lost = break_down
-    engine.host.submit(request("a", CRASH))
+    engine.host.submit(request("a", Prompt.CRASH))
     await until(lambda: engine.host.num_restarts == 1 and engine.host.state is EngineState.READY)
 
 

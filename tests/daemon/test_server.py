@@ -8,7 +8,6 @@ import threading
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -16,13 +15,11 @@ import pytest
 from pagedd.client.endpoints import Endpoints
 from pagedd.daemon.server import how_to_talk
 
-if TYPE_CHECKING:
-    from conftest import RunningDaemon, StartDaemon
-
-CRASH, SLOW = 1002, 1005
+from .conftest import RunningDaemon, StartDaemon
+from .fake_engine import Prompt
 
 
-def completion(daemon: "RunningDaemon", token_ids: list[int], max_tokens: int = 3, **fields: object) -> tuple[int, str]:
+def completion(daemon: RunningDaemon, token_ids: list[int], max_tokens: int = 3, **fields: object) -> tuple[int, str]:
     body = {"prompt": token_ids, "max_tokens": max_tokens, "ignore_eos": True, **fields}
     return daemon.request("POST", "/v1/completions", json.dumps(body))
 
@@ -30,7 +27,7 @@ def completion(daemon: "RunningDaemon", token_ids: list[int], max_tokens: int = 
 class InBackground(threading.Thread):
     """A request of its own thread; `answer` is there after `join`."""
 
-    def __init__(self, daemon: "RunningDaemon", token_ids: list[int], max_tokens: int) -> None:
+    def __init__(self, daemon: RunningDaemon, token_ids: list[int], max_tokens: int) -> None:
         super().__init__(daemon=True)
         self._request = (daemon, token_ids, max_tokens)
         self.answer = (0, "")
@@ -42,17 +39,17 @@ class InBackground(threading.Thread):
             self.answer = completion(*self._request)
 
 
-def is_busy(daemon: "RunningDaemon") -> bool:
+def is_busy(daemon: RunningDaemon) -> bool:
     lines = daemon.get("/metrics")[1].splitlines()
     return any(line.startswith("vllm:num_requests_running{") and not line.endswith(" 0.0") for line in lines)
 
 
-def engine_of(daemon: "RunningDaemon") -> psutil.Process:
+def engine_of(daemon: RunningDaemon) -> psutil.Process:
     children = psutil.Process(daemon.process.pid).children()
     return next(child for child in children if "--link" in child.cmdline())
 
 
-def test_sockets_answer_while_the_model_loads_and_systemd_hears_how_far_it_is(start_daemon: "StartDaemon") -> None:
+def test_sockets_answer_while_the_model_loads_and_systemd_hears_how_far_it_is(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True, environ={"FAKE_ENGINE_LOAD": "slow"})
     daemon.wait_until(lambda daemon: "86 %" in daemon.get("/health")[1])
     assert daemon.get("/health")[0] == 200
@@ -65,7 +62,7 @@ def test_sockets_answer_while_the_model_loads_and_systemd_hears_how_far_it_is(st
     assert "READY=1" not in heard
 
 
-def test_systemd_hears_once_that_the_daemon_is_ready(start_daemon: "StartDaemon") -> None:
+def test_systemd_hears_once_that_the_daemon_is_ready(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True).wait_ready()
     assert completion(daemon, [5])[0] == 200
     assert daemon.stop() == 0
@@ -74,7 +71,7 @@ def test_systemd_hears_once_that_the_daemon_is_ready(start_daemon: "StartDaemon"
     assert heard.index("READY=1") < heard.index("STOPPING=1")
 
 
-def test_a_signal_ends_an_idle_daemon_with_its_engine_and_sockets(start_daemon: "StartDaemon") -> None:
+def test_a_signal_ends_an_idle_daemon_with_its_engine_and_sockets(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True).wait_ready()
     engine = engine_of(daemon)
     assert daemon.stop(signal.SIGINT) == 0
@@ -82,7 +79,7 @@ def test_a_signal_ends_an_idle_daemon_with_its_engine_and_sockets(start_daemon: 
     assert [path.name for path in daemon.endpoints.directory.iterdir()] == ["pagedd.lock"]
 
 
-def test_a_signal_during_the_load_ends_the_daemon_at_once(start_daemon: "StartDaemon") -> None:
+def test_a_signal_during_the_load_ends_the_daemon_at_once(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True, environ={"FAKE_ENGINE_LOAD": "slow"})
     daemon.wait_until(lambda daemon: "86 %" in daemon.get("/health")[1])
     engine = engine_of(daemon)
@@ -90,9 +87,9 @@ def test_a_signal_during_the_load_ends_the_daemon_at_once(start_daemon: "StartDa
     assert not engine.is_running()
 
 
-def test_a_running_request_may_finish_after_the_signal_and_new_ones_are_refused(start_daemon: "StartDaemon") -> None:
+def test_a_running_request_may_finish_after_the_signal_and_new_ones_are_refused(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--drain-seconds", "60", fake_engine=True).wait_ready()
-    running = InBackground(daemon, [SLOW], max_tokens=100)
+    running = InBackground(daemon, [Prompt.SLOW], max_tokens=100)
     daemon.process.send_signal(signal.SIGTERM)
     daemon.wait_until(lambda daemon: "finishing" in daemon.log)
     status, body = completion(daemon, [6])
@@ -103,25 +100,25 @@ def test_a_running_request_may_finish_after_the_signal_and_new_ones_are_refused(
     assert json.loads(running.answer[1])["usage"]["completion_tokens"] == 100
 
 
-def test_a_request_that_outlives_the_drain_gets_its_terminal_message(start_daemon: "StartDaemon") -> None:
+def test_a_request_that_outlives_the_drain_gets_its_terminal_message(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--drain-seconds", "0.2", fake_engine=True).wait_ready()
-    running = InBackground(daemon, [SLOW], max_tokens=2000)
+    running = InBackground(daemon, [Prompt.SLOW], max_tokens=2000)
     assert daemon.stop() == 0
     running.join()
     assert (running.answer[0], json.loads(running.answer[1])["error"]["code"]) == (503, "shutting_down")
 
 
-def test_a_second_signal_ends_everything_at_once(start_daemon: "StartDaemon") -> None:
+def test_a_second_signal_ends_everything_at_once(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--drain-seconds", "3000", fake_engine=True).wait_ready()
     engine = engine_of(daemon)
-    InBackground(daemon, [SLOW], max_tokens=2000)
+    InBackground(daemon, [Prompt.SLOW], max_tokens=2000)
     daemon.process.send_signal(signal.SIGTERM)
     daemon.wait_until(lambda daemon: "finishing" in daemon.log)
     assert daemon.stop() == 128 + signal.SIGTERM
     engine.wait(10)
 
 
-def test_the_engine_dies_with_a_killed_front_and_the_next_daemon_starts(start_daemon: "StartDaemon") -> None:
+def test_the_engine_dies_with_a_killed_front_and_the_next_daemon_starts(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True).wait_ready()
     engine = engine_of(daemon)
     assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -131,16 +128,16 @@ def test_the_engine_dies_with_a_killed_front_and_the_next_daemon_starts(start_da
     assert completion(again, [5])[0] == 200
 
 
-def test_the_front_survives_the_engine_and_serves_again(start_daemon: "StartDaemon") -> None:
+def test_the_front_survives_the_engine_and_serves_again(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True).wait_ready()
-    status, body = completion(daemon, [CRASH])
+    status, body = completion(daemon, [Prompt.CRASH])
     assert (status, json.loads(body)["error"]["code"]) == (503, "engine_died")
     daemon.wait_ready()
     assert completion(daemon, [5])[0] == 200
     assert "scripted fault" in daemon.log
 
 
-def test_a_second_daemon_in_the_same_directory_is_refused_and_disturbs_nothing(start_daemon: "StartDaemon") -> None:
+def test_a_second_daemon_in_the_same_directory_is_refused_and_disturbs_nothing(start_daemon: StartDaemon) -> None:
     first = start_daemon(fake_engine=True).wait_ready()
     second = start_daemon(fake_engine=True)
     assert second.process.wait(30) == os.EX_TEMPFAIL
@@ -148,19 +145,19 @@ def test_a_second_daemon_in_the_same_directory_is_refused_and_disturbs_nothing(s
     assert completion(first, [5])[0] == 200
 
 
-def test_an_engine_that_cannot_have_its_settings_ends_the_daemon_with_their_status(start_daemon: "StartDaemon") -> None:
+def test_an_engine_that_cannot_have_its_settings_ends_the_daemon_with_their_status(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True, environ={"FAKE_ENGINE_LOAD": "error:unsupported_model"})
     assert daemon.process.wait(60) == os.EX_CONFIG
     assert "unsupported_model: scripted" in daemon.log
 
 
-def test_a_model_that_is_not_there_ends_the_daemon_with_a_status_of_its_own(start_daemon: "StartDaemon") -> None:
+def test_a_model_that_is_not_there_ends_the_daemon_with_a_status_of_its_own(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--model", "/nonexistent.gguf", fake_engine=True)
     assert daemon.process.wait(60) == os.EX_UNAVAILABLE
     assert "model_unavailable: '/nonexistent.gguf' is no path that exists" in daemon.log
 
 
-def test_a_port_that_is_taken_is_a_fault_of_the_settings(start_daemon: "StartDaemon", tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_a_fault_of_the_settings(start_daemon: StartDaemon, tmp_path: Path) -> None:
     key_file = tmp_path / "keys"
     key_file.write_text("0123456789abcdef0123456789abcdef\n")
     key_file.chmod(0o600)
@@ -172,13 +169,13 @@ def test_a_port_that_is_taken_is_a_fault_of_the_settings(start_daemon: "StartDae
 
 
 @pytest.mark.parametrize("flags", [["--max-num-seq", "3"], ["--block-size", "12"]])
-def test_a_wrong_flag_ends_the_daemon_before_it_begins(start_daemon: "StartDaemon", flags: list[str]) -> None:
+def test_a_wrong_flag_ends_the_daemon_before_it_begins(start_daemon: StartDaemon, flags: list[str]) -> None:
     daemon = start_daemon(*flags, fake_engine=True)
     assert daemon.process.wait(30) == os.EX_CONFIG
     assert not daemon.endpoints.directory.exists()
 
 
-def test_metrics_show_the_memory_of_both_processes(start_daemon: "StartDaemon") -> None:
+def test_metrics_show_the_memory_of_both_processes(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True).wait_ready()
     metrics = daemon.get("/metrics")[1]
     assert "\npagedd:front_rss_bytes " in metrics
@@ -192,3 +189,9 @@ def test_the_greeting_names_the_directory_only_where_clients_would_not_find_it(t
     assert "PAGEDD_RUNTIME_DIR" not in how_to_talk(usual, environ)
     assert f"PAGEDD_RUNTIME_DIR={other.directory} " in how_to_talk(other, environ)
     assert f"curl --unix-socket {other.http} " in how_to_talk(other, environ)
+
+
+def test_the_front_of_a_serving_daemon_maps_no_torch_and_its_engine_does(serving_daemon: RunningDaemon) -> None:
+    maps = Path(f"/proc/{serving_daemon.process.pid}/maps").read_text()
+    assert "torch" not in maps
+    assert "torch" in Path(f"/proc/{engine_of(serving_daemon).pid}/maps").read_text()
