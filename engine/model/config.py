@@ -108,7 +108,8 @@ def parse_decoder_config(raw: Mapping[str, Any]) -> DecoderConfig:
     num_layers = fields.count("num_hidden_layers")
     num_heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
-    num_kv_heads = fields.count("num_key_value_heads", default=8 if architecture == "mistral" else num_heads)
+    absent_kv_heads = _DEFAULT_KV_HEADS.get(architecture, num_heads)
+    num_kv_heads = fields.count("num_key_value_heads", num_heads if "num_key_value_heads" in raw else absent_kv_heads)
     head_dim = fields.count("head_dim", default=128 if architecture == "qwen3" else hidden_size // num_heads)
     if num_heads % num_kv_heads:
         raise malformed(f"config.json: {num_heads} query heads do not divide among {num_kv_heads} KV heads")
@@ -145,6 +146,8 @@ def parse_eos(raw: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list) else (int(eos),)
 
 
+# What transformers takes where the key is absent; null means as many as query heads.
+_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 _DEFAULT_MAX_POSITION = {"llama": 2048, "mistral": 4096 * 32, "qwen2": 32768, "qwen3": 32768}
 
 

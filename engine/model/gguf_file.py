@@ -150,6 +150,8 @@ class _Walk:
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise _Malformed(f"tensor {name} has {num_dimensions} dimensions")
         shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
+        if 0 in shape:
+            raise _Malformed(f"tensor {name} is empty")
         return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _place(self, start: int, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> TensorEntry:
