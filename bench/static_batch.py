@@ -14,14 +14,13 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pagedd.bench.daemon_process import running_daemon
 from pagedd.bench.load import LoadClient, LoadRequest, make_load
+from pagedd.bench.reference_model import load_reference
 from pagedd.bench.report import Cell, print_report
 from pagedd.daemon.models import pull_model
 
@@ -32,7 +31,7 @@ class StaticBatcher:
     """transformers' `generate` on fixed batches."""
 
     def __init__(self, weights: Path, dtype: torch.dtype, device: str, batch_size: int) -> None:
-        model = _load(weights, dtype).to(device).eval()
+        model = load_reference(weights, dtype).to(device)
         self._model = model
         self.vocab_size: int = model.config.vocab_size
         self._device = device
@@ -62,22 +61,6 @@ class StaticBatcher:
         )
         if output.shape[1] != width + longest:
             raise RuntimeError(f"asked transformers for {longest} tokens, got {output.shape[1] - width}")
-
-
-def _load(weights: Path, dtype: torch.dtype) -> Any:
-    if weights.is_dir():
-        return transformers.AutoModelForCausalLM.from_pretrained(weights, dtype=dtype)
-    # `from_pretrained(gguf_file=...)` does the same, but only with accelerate installed.
-    config = transformers.AutoConfig.from_pretrained(weights.parent, gguf_file=weights.name)
-    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
-    checkpoint = load_gguf_checkpoint(  # type: ignore[no-untyped-call]
-        str(weights), return_tensors=True, model_to_load=model, torch_dtype=dtype
-    )
-    absent = model.load_state_dict(checkpoint["tensors"], strict=False).missing_keys
-    model.tie_weights()
-    if set(absent) - set(model.all_tied_weights_keys):
-        raise RuntimeError(f"{weights} lacks {', '.join(absent)}")
-    return model
 
 
 async def compare(args: argparse.Namespace) -> tuple[list[dict[str, Cell]], dict[str, object]]:

@@ -12,6 +12,9 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 
+from pagedd.bench.reference_model import load_reference
+from pagedd.daemon.models import resolve_model
+from pagedd.daemon.text.tokenizer import TextTokenizer
 from pagedd.engine.config import EngineConfig, SchedulerConfig
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
@@ -45,9 +48,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def prompts(model_gguf: Path) -> list[list[int]]:
     """Text of the Python documentation that comes with the interpreter; every fourth starts like the one before it."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_gguf.parent, gguf_file=model_gguf.name)
+    tokenizer = TextTokenizer(resolve_model(str(model_gguf)))
     token_ids = tokenizer.encode("\n".join(topics[name] for name in sorted(topics)))
     cut: list[list[int]] = []
     for i, length in enumerate(LENGTHS):
@@ -58,9 +59,7 @@ def prompts(model_gguf: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def references(model_gguf: Path, prompts: list[list[int]]) -> list[Reference]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_gguf.parent, gguf_file=model_gguf.name, dtype=torch.float32)
+    model = load_reference(model_gguf, torch.float32)
     made = []
     for prompt in prompts:
         with torch.inference_mode():
@@ -76,8 +75,9 @@ def references(model_gguf: Path, prompts: list[list[int]]) -> list[Reference]:
         # `min_new_tokens` masks ends of sequence, and so do the stop ids that the engine is given below.
         gaps = []
         for logits in answer.logits:
-            logits[0, model.generation_config.eos_token_id] = -math.inf
-            best = logits[0].topk(2).values
+            allowed = logits[0].clone()
+            allowed[model.generation_config.eos_token_id] = -math.inf
+            best = allowed.topk(2).values
             gaps.append(float(best[0] - best[1]))
         made.append(Reference(prompt, answer.sequences[0, len(prompt) :].tolist(), gaps))
     return made
@@ -103,7 +103,7 @@ class Setting:
 SETTINGS = [
     Setting(name="each alone", one_by_one=True, caching=False),
     Setting(name="all at once", caching=False),
-    Setting(name="all at once with prefix caching"),
+    Setting(name="all at once with prefix caching", chunk=256),
     Setting(name="blocks of 8 in chunks of 64", block_size=8, chunk=64),
     Setting(name="blocks of 32 in chunks of 16", block_size=32, chunk=16, seats=12),
     Setting(name="a pool so small that sequences are preempted", num_tokens=1600, preempts=True),
@@ -120,9 +120,9 @@ def run_engine(model: LoadedModel, setting: Setting, prompts: list[list[int]]) -
         max_model_len=1600,
         enable_prefix_caching=setting.caching,
     )
-    storage = KVStorage.for_model(model, num_blocks, setting.block_size)
+    storage = KVStorage(model.config, num_blocks, setting.block_size, model.dtype, model.device)
     blocks = BlockManager(num_blocks, setting.block_size, enable_prefix_caching=setting.caching)
-    engine = Engine(ModelRunner(model, storage, Sampler()), Scheduler(config, blocks))
+    engine = Engine(ModelRunner(model.model, storage, Sampler(), model.device), Scheduler(config, blocks))
     answers: list[list[int]] = [[] for _ in prompts]
     params = SamplingParams(
         max_tokens=NUM_OUTPUT_TOKENS,
@@ -130,9 +130,7 @@ def run_engine(model: LoadedModel, setting: Setting, prompts: list[list[int]]) -
         temperature=0.0,
         stop_token_ids=tuple(model.config.eos_token_ids),
     )
-    waiting = [
-        Request(request_id=str(i), prompt_token_ids=prompt, params=params) for i, prompt in enumerate(prompts)
-    ]
+    waiting = [Request(request_id=str(i), prompt_token_ids=prompt, params=params) for i, prompt in enumerate(prompts)]
     while waiting or engine.has_work:
         while waiting and not (setting.one_by_one and engine.has_work):
             engine.add(waiting.pop(0))
