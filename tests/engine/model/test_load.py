@@ -1,0 +1,109 @@
+"""Choices of device and dtype, and the way from a path to a model."""
+
+import json
+
+import pytest
+import torch
+
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.errors import EngineError
+from pagedd.engine.model import load as load_module
+from pagedd.engine.model.decoder import Decoder
+from pagedd.engine.model.load import choose_device, choose_dtype, device_name, load_model, num_physical_cores
+
+CPU = torch.device("cpu")
+
+
+def tiny_config(kind: str = "llama"):
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(
+        kind,
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        eos_token_id=3,
+    )
+
+
+def test_a_folder_of_the_llama_family_gets_the_fused_decoder(tiny, load) -> None:
+    folder, model = tiny(tiny_config())
+    loaded = load(folder)
+    assert isinstance(loaded.model, Decoder)
+    assert (loaded.device, loaded.dtype) == (CPU, torch.float32)
+    matrices = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 2)
+    assert loaded.model.weight_bytes == matrices
+
+
+def test_ends_of_sequence_are_the_union_of_both_configs(tiny, load) -> None:
+    folder, _ = tiny(tiny_config())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 3]}))
+    assert load(folder).config.eos_token_ids == (3, 9)
+
+
+def test_progress_rises_to_one_and_names_the_layers(tiny) -> None:
+    folder, _ = tiny(tiny_config())
+    told: list[tuple[float, str]] = []
+    load_model(EngineConfig(model=str(folder), device="cpu"), lambda share, what: told.append((share, what)))
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert shares[0] == 0.0
+    assert told[-1] == (1.0, "layer 2 of 2")
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path) -> None:
+    with pytest.raises(EngineError, match=r"model_unavailable: .*absent does not exist"):
+        load_model(EngineConfig(model=str(tmp_path / "absent")), lambda share, what: None)
+
+
+def test_a_file_that_is_not_a_gguf_is_refused(tmp_path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"hello, world, this is text")
+    with pytest.raises(EngineError, match=r"model_unavailable: .*does not begin with GGUF"):
+        load_model(EngineConfig(model=str(tmp_path / "model.gguf")), lambda share, what: None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("fpu avx2 avx512f", torch.float32),
+        ("fpu avx512f avx512_bf16", torch.bfloat16),
+        ("fpu amx_bf16 amx_tile", torch.bfloat16),
+        ("", torch.float32),
+    ],
+)
+def test_auto_on_a_cpu_is_bfloat16_where_it_is_multiplied_natively(monkeypatch, flags, dtype) -> None:
+    monkeypatch.setattr(load_module, "_cpuinfo", lambda name: iter([flags] if flags else []))
+    assert choose_dtype("auto", CPU) == dtype
+
+
+def test_a_named_dtype_is_taken_and_an_unknown_one_refused() -> None:
+    assert choose_dtype("float16", CPU) == torch.float16
+    with pytest.raises(EngineError, match="invalid_setting: dtype 'fp8'"):
+        choose_dtype("fp8", CPU)
+
+
+def test_auto_is_the_cpu_where_torch_sees_no_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+
+
+@pytest.mark.parametrize("name", ["tpu", "meta", "cuda:x"])
+def test_a_device_that_is_not_served_is_refused(name) -> None:
+    with pytest.raises(EngineError, match=f"invalid_setting: device '{name}'"):
+        choose_device(name)
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_count(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert choose_device("cuda") == torch.device("cuda", 0)
+    with pytest.raises(EngineError, match="invalid_setting: device 'cuda:1', but torch sees 1 GPUs"):
+        choose_device("cuda:1")
+
+
+def test_this_machine_has_a_name_and_a_core() -> None:
+    assert device_name(CPU)
+    assert num_physical_cores() >= 1
