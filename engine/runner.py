@@ -143,10 +143,9 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     Raises:
         EngineError: what `load_model` and `size_pool` raise, or `invalid_setting`.
     """
+    torch.set_num_threads(config.num_threads or num_physical_cores())
     loaded = load_model(config, lambda share, what: progress(0.9 * share, what))
     device, model = loaded.device, loaded.model
-    if device.type == "cpu":
-        torch.set_num_threads(config.num_threads or num_physical_cores())
     try:
         backend = ops.select_backend(device)
     except ValueError as error:
