@@ -1,6 +1,7 @@
 """What the front and the engine process say to each other, over one private `ipc://` PAIR socket, msgpack.
 
-The engine process sends `Hello` when it is up; the front answers `Start`; `Loading` follows until `Ready` or `LoadFailed`.
+The engine process sends `Hello` when it is up; the front answers `Start` once it knows what to load; `Loading` follows
+until `Ready` or `LoadFailed`, which the front answers with `Exit`.
 From then on the front sends `Add`, `Abort`, … at any time and the engine sends one `StepDone` per step.
 No torch on this side of the import graph: only the engine's torch-free modules.
 """
