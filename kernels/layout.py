@@ -10,6 +10,10 @@ from typing import Protocol
 
 import torch
 
+# No backend copies the KV of more slots at a time, unless a single sequence has more: the peak of memory that attention
+# needs beside the cache is known, and a batch of long contexts does not need a second copy of its KV.
+MAX_GATHERED_SLOTS = 32_768
+
 
 class PagedBatch(Hashable, Protocol):
     """Where each sequence's queries and keys lie. int32 tensors on the device unless said otherwise; never changed.

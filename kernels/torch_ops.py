@@ -16,14 +16,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pagedd.kernels.layout import PagedBatch
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS, PagedBatch
 
 # Decodes of unequal length share a product by padding to the longest. A further product costs about as much as
 # this many padded slots (2 cores, AVX-512), so a group is closed when it would waste more.
 MAX_PADDED_SLOTS = 2048
-
-# Most slots that one group gathers, so that a batch of long contexts does not need a second copy of its KV.
-MAX_GATHERED_SLOTS = 65_536
 
 TILE_ROWS = 128  # query rows of a prefill chunk that meet their keys in one product
 
@@ -157,7 +154,7 @@ def _plan(
 
 
 def _group_by_length(contexts: list[int], block_size: int) -> list[list[int]]:
-    """Cuts the sequences, longest first, into groups that waste and gather no more than the limits above."""
+    """Cuts the sequences, longest first, into groups that waste and gather no more than the limits."""
     groups: list[list[int]] = []
     padded = longest = 0
     for i in sorted(range(len(contexts)), key=contexts.__getitem__, reverse=True):

@@ -17,6 +17,7 @@ from pagedd.engine.model.config import DecoderConfig, malformed
 from pagedd.engine.model.linear import Linear, make_linear
 from pagedd.engine.model.rope import RotaryEmbedding
 from pagedd.kernels import ops
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS
 
 
 class Checkpoint(Protocol):
@@ -114,12 +115,12 @@ class Decoder:
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV.
 
-        The layers' own tensors; the longest context gathered for attention; the logits, and the sampler's copies.
+        The layers' own tensors; the KV gathered for attention; the logits, and the sampler's copies.
         """
         config = self._config
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         per_token = 4 * config.hidden_size + 3 * qkv_size + 4 * config.intermediate_size
-        gathered = 2 * max_context_len * config.num_kv_heads * config.head_dim
+        gathered = 2 * max(max_context_len, MAX_GATHERED_SLOTS) * config.num_kv_heads * config.head_dim
         logits = 4 * num_rows * config.vocab_size * torch.float32.itemsize
         return (num_tokens * per_token + gathered) * self._embedding.element_size() + logits
 

@@ -24,6 +24,7 @@ from pagedd.engine.batch import AttentionMetadata, Batch
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import ModelConfig, malformed, parse_eos, unsupported
 from pagedd.kernels import ops
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class AdaptedModel:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         item = self._model.dtype.itemsize
         logits = 4 * num_rows * self._vocab_size * torch.float32.itemsize
-        layers: int = (12 * num_tokens + 2 * max_context_len) * self._widest * item
+        layers: int = (12 * num_tokens + 2 * max(max_context_len, MAX_GATHERED_SLOTS)) * self._widest * item
         return layers + logits
 
     def discover(self, token_ids: torch.Tensor) -> dict[int, _Call]:

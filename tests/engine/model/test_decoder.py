@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pagedd.bench.reference_model import load_reference
+from pagedd.kernels import ops, reference
 
 SHAPE = {
     "vocab_size": 97,
@@ -52,6 +53,12 @@ MIXED = [{0: 11}, {1: 12, 0: 9}, {0: 8, 1: 1}, {0: 1}]
 def test_logits_equal_transformers(tiny, load, check_logits, kind, changes, steps) -> None:
     folder, model = tiny(make_config(kind, **changes))
     check_logits(load(folder), model, random_prompts(29, 13), steps)
+
+
+def test_the_reference_backend_serves_the_same_logits(tiny, load, check_logits, monkeypatch) -> None:
+    monkeypatch.setattr(ops, "_active", reference)
+    folder, model = tiny(make_config("qwen3"))
+    check_logits(load(folder), model, random_prompts(29, 13), MIXED)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32])
