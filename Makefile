@@ -8,6 +8,7 @@ LOCKS := requirements.lock requirements-dev.lock
 LOCK_DIGEST := $(shell cat $(LOCKS) pyproject.toml scripts/environment | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_DIGEST)
 MODEL ?= smollm2-135m-instruct
+BENCHES := paging static_batch
 PACKAGES := client kernels engine daemon tui bench
 
 .PHONY: help
@@ -37,7 +38,7 @@ format: $(STAMP)  ## let ruff rewrite the sources
 
 .PHONY: bench
 bench: $(STAMP)  ## run the benchmarks and print their tables
-	@for bench in bench/*.py; do echo "== $$bench"; $(VENV)/bin/python -P $$bench || exit; done
+	@for bench in $(BENCHES); do echo "== $$bench"; $(VENV)/bin/python -P -m pagedd.bench.$$bench || exit; done
 
 .PHONY: install
 install:  ## as root: install under /opt/pagedd with the systemd service (DESTDIR, PREFIX, INSTALL_VENV)
