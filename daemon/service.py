@@ -53,7 +53,7 @@ Sink = Callable[[DaemonMessage], None]
 # Shorter texts are tokenized where they arrive: a thread would cost more than the work.
 _INLINE_TEXT_CHARS = 2048
 # How long the statistics wait for an engine that is in the middle of a long step.
-_SNAPSHOT_TIMEOUT_S = 1.0
+_SNAPSHOT_TIMEOUT_S = 3.0
 _RETRY_AFTER_S = (1, 60)
 
 

@@ -4,10 +4,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pagedd.client.errors import PageddError
+from pagedd.client.errors import ERROR_KINDS, PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
-from pagedd.daemon.openai_schema import UNSUPPORTED_FIELDS, chat_request, completion_request
+from pagedd.daemon.admission import check_message, to_engine_request
+from pagedd.daemon.openai_schema import (
+    UNSUPPORTED_FIELDS,
+    ChatBody,
+    CompletionBody,
+    chat_request,
+    completion_request,
+)
+
+from .scripted import engine_info
 
 USER = {"role": "user", "content": "hi"}
 
@@ -163,3 +174,44 @@ def test_usage_is_included_only_when_asked_for() -> None:
         "invalid_type",
         "stream_options.include_usage",
     )
+
+
+JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.sampled_from([0, 1, -1, 2**31, 2**63, 2**64, 10**30]),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=8),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+def bodies(names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(names), JSON, max_size=6)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    asked=st.one_of(
+        st.tuples(st.just(completion), bodies(CompletionBody.__struct_fields__)),
+        st.tuples(st.just(chat), bodies(ChatBody.__struct_fields__)),
+    )
+)
+def test_whatever_a_body_holds_it_is_taken_or_refused_with_a_code(asked: tuple[Any, dict[str, Any]]) -> None:
+    make, fields = asked
+    assert outcome(make, fields) in (None, *ERROR_KINDS)
+
+
+def outcome(make: Any, fields: dict[str, Any]) -> str | None:
+    """The code of the refusal, None when it is taken."""
+    try:
+        for message in make(**fields).messages:
+            check_message(message, "bytes")
+            to_engine_request(message, "r", [1], engine_info(), eos_token_ids=[2], cache_extras=())
+    except PageddError as error:
+        return error.code
+    return None
