@@ -1,6 +1,6 @@
 """The use cases that both APIs call: start a request, cancel it, change its priority, show the daemon's state.
 
-Owns the live requests and the served model's text tools. It carries out the actions that `requests.py` decides on, and
+Owns the live requests. It carries out the actions that `requests.py` decides on, and
 knows neither HTTP nor ZeroMQ: a request's messages go to a `Sink` that its API gave.
 """
 
@@ -10,12 +10,9 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate, StatsFrame
@@ -26,7 +23,6 @@ from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.engine_link import EngineInfo
 from pagedd.daemon.frames import stats_frame
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
-from pagedd.daemon.prepared import PreparedModel, load_prepared
 from pagedd.daemon.requests import (
     Abort,
     Admitted,
@@ -40,8 +36,7 @@ from pagedd.daemon.requests import (
     Send,
     Submit,
 )
-from pagedd.daemon.text.chat_template import ChatTemplate
-from pagedd.daemon.text.tokenizer import TextTokenizer
+from pagedd.daemon.served_model import ServedModel
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats
 
@@ -50,8 +45,6 @@ log = logging.getLogger(__name__)
 # Called in the event loop with each message of a request, in order. It must not wait and must not raise.
 Sink = Callable[[DaemonMessage], None]
 
-# Shorter texts are tokenized where they arrive: a thread would cost more than the work.
-_INLINE_TEXT_CHARS = 2048
 # How long the statistics wait for an engine that is in the middle of a long step.
 _SNAPSHOT_TIMEOUT_S = 3.0
 _RETRY_AFTER_S = (1, 60)
@@ -75,17 +68,6 @@ class Host(Protocol):
     def abort(self, request_id: str, choice_index: int | None = None) -> None: ...
     def set_priority(self, request_id: str, priority: int) -> None: ...
     async def snapshot(self) -> EngineSnapshot: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model as text sees it. `max_token_bytes` is the length of its longest token."""
-
-    name: str
-    prepared: PreparedModel
-    tokenizer: TextTokenizer
-    chat_template: ChatTemplate
-    max_token_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -115,9 +97,6 @@ class Service:
         self._config = config
         self._live: dict[str, LiveEntry] = {}
         self._admissions: set[asyncio.Task[None]] = set()
-        self._text_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
-        # Their own, because a template may take its time and they wait for one another.
-        self._chat_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="chat")
         self._is_draining = False
         self._has_drained = asyncio.Event()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info)
@@ -133,12 +112,9 @@ class Service:
 
         Raises `PageddError("unsupported_model")` for a tokenizer that cannot be handled exactly.
         """
-        prepared = load_prepared(prepared_folder)
-        tokenizer = TextTokenizer(prepared_folder, prepared)
-        name = self._config.served_model_name or prepared.name
-        self._engine_figures.model_name = name
-        longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
-        self.model = ServedModel(name, prepared, tokenizer, ChatTemplate(prepared, tokenizer), max(longest, 1))
+        model = ServedModel(prepared_folder, self._config.served_model_name)
+        self._engine_figures.model_name = model.name
+        self.model = model
 
     def begin_drain(self) -> None:
         """Takes no new request; those that run go on."""
@@ -157,10 +133,8 @@ class Service:
             task.cancel()
         for entry in list(self._live.values()):
             self._apply(entry, Broken("shutting_down", "the daemon is stopping", engine_has_it=True))
-        for threads in (self._text_threads, self._chat_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
         if self.model is not None:
-            self.model.chat_template.close()
+            self.model.close()
 
     # Requests
 
@@ -227,7 +201,7 @@ class Service:
         admission.check_message(message, model.name)
         if (info := self.host.info) is not None:
             admission.check_text_length(message, model.max_token_bytes, info)
-        return await self._prompt_token_ids(model, message)
+        return await model.prompt_token_ids(message)
 
     def detokenize(self, token_ids: list[int]) -> str:
         """Text of `token_ids`, control tokens spelled out. Raises `PageddError("token_out_of_vocabulary")`."""
@@ -324,7 +298,7 @@ class Service:
 
     async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
         admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
-        token_ids = await self._prompt_token_ids(model, entry.message)
+        token_ids = await model.prompt_token_ids(entry.message)
         return admission.to_engine_request(
             entry.message,
             entry.request.request_id,
@@ -339,23 +313,6 @@ class Service:
         if self.host.info is None:
             raise PageddError("engine_died", "the engine process has just ended; try again shortly")
         return self.host.info
-
-    async def _prompt_token_ids(self, model: ServedModel, message: Generate | Chat) -> list[int]:
-        if isinstance(message, Chat):
-            return await self._in_thread(
-                self._chat_threads, lambda: model.chat_template.encode_chat(msgspec.to_builtins(message.messages))
-            )
-        if message.prompt_token_ids is not None:
-            return message.prompt_token_ids
-        text = message.prompt or ""
-        if len(text) <= _INLINE_TEXT_CHARS:
-            return model.tokenizer.encode(text, parse_special=message.parse_special)
-        return await self._in_thread(
-            self._text_threads, lambda: model.tokenizer.encode(text, parse_special=message.parse_special)
-        )
-
-    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], list[int]]) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _refuse(self, entries: Sequence[LiveEntry], error: PageddError) -> None:
         for entry in entries:

@@ -108,7 +108,7 @@ class TextTokenizer:
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     try:
-        # A batch of one, because `encode` holds the interpreter's lock: 0.7 s for a megabyte, in which no thread can run.
+        # A batch of one, because `encode` holds the interpreter's lock: for a megabyte, no thread runs for 0.7 s.
         ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except TypeError as error:  # what `tokenizers` raises for a string that has no UTF-8
         message = "the text holds half of a surrogate pair, which is no character; send well-formed Unicode"
