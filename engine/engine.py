@@ -134,7 +134,10 @@ class Engine:
         return outputs
 
     def _run_one_by_one(self, step: Step) -> list[SequenceOutput]:
-        """Finds the sequences that a failed batch failed for. Writing KV twice into the same slots is harmless.
+        """Finds the sequences that a failed batch failed for.
+
+        Writing KV twice into the same slots is harmless. Block copies are not: the parts share the step's list, which
+        the runner empties.
 
         Raises the last fault when nothing could be computed several steps in a row.
         """

@@ -48,6 +48,7 @@ class ModelRunner:
         """One `Sampled` per entry of every `samplers`, in the order of `step.scheduled`."""
         started = time.perf_counter()
         self._storage.copy_blocks(step.block_copies)
+        step.block_copies.clear()
         batch = build_batch(step.scheduled, self._storage.block_size, self._device)
         prepared = time.perf_counter()
         logits = self._model.forward(batch, self._storage)

@@ -25,7 +25,11 @@ class ScheduledSequence:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One batch. `block_copies` (source, destination), the copy-on-write of forked tails, are done before any write."""
+    """One batch. `block_copies` (source, destination), the copy-on-write of forked tails, are done before any write.
+
+    The runner empties `block_copies` once they are done: after a fault the step runs again in parts, and a copy made
+    twice would undo what was written in between.
+    """
 
     number: int
     scheduled: list[ScheduledSequence] = field(default_factory=list)

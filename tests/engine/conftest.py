@@ -29,11 +29,14 @@ class TokenRunner:
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.seconds: dict[str, float] = {}
         self.num_computed = 0
+        self.copied: list[tuple[int, int]] = []  # every block copy so far
 
     def run(self, step: Step) -> list[Sampled]:
         size = self.block_size
         for source, target in step.block_copies:
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+        self.copied += step.block_copies
+        step.block_copies.clear()
         for item in step.scheduled:
             for i in range(item.start, item.start + item.num_scheduled_tokens):
                 self.slots[item.sequence.block_table[i // size] * size + i % size] = item.sequence.token_ids[i]

@@ -20,8 +20,12 @@ class FaultyRunner:
         self.seconds = runner.seconds
         self.culprits: dict[str, Exception] = {}
         self.nan: set[str] = set()
+        self.faults_after: list[Exception] = []  # raised once each, when the whole step has been computed
 
     def run(self, step):
+        if self.faults_after:
+            self.runner.run(step)
+            raise self.faults_after.pop()
         for item in step.scheduled:
             if (fault := self.culprits.get(item.sequence.request.request_id)) is not None:
                 raise fault
@@ -78,6 +82,24 @@ def test_only_the_request_that_breaks_the_batch_fails(life, cold, fault, code) -
     assert tokens(outputs["a"])[-3:] == cold([1, 2], 4)[1:]
     assert tokens(outputs["c"])[-3:] == cold([5, 6, 7, 8, 9], 4)[1:]
     assert engine.stats().num_blocks_used == 0
+
+
+@pytest.mark.parametrize("has_computed", [False, True], ids=["before it copied", "after it wrote"])
+def test_the_choices_of_a_request_survive_the_fault_of_a_batch_that_copies_their_shared_tail(
+    life, cold, has_computed
+) -> None:
+    engine, runner, _ = life
+    engine.add(request("a", [1, 2, 3, 4, 5], n=3))
+    engine.add(request("bad", [6, 7]))
+    first = engine.step()
+    if has_computed:
+        runner.faults_after.append(RuntimeError("kernel"))
+    else:
+        runner.culprits["bad"] = RuntimeError("kernel")
+    outputs = [*first, *(output for group in drain(engine).values() for output in group)]
+    for choice in range(3):
+        mine = [o for o in outputs if o.request_id == "a" and o.choice_index == choice]
+        assert tokens(mine) == cold([1, 2, 3, 4, 5], 4, choice)
 
 
 def test_a_request_whose_logits_are_not_finite_fails_alone(life, cold) -> None:

@@ -311,8 +311,8 @@ class TestForks:
         b.add("a", prompt, max_tokens=4, n=3)
         assert shape(b.step()) == [("a", 0, 6)]
         assert b.blocks.pool.num_used == 2
-        step = b.step()
-        assert step.block_copies == [(1, 2), (1, 3)]
+        b.step()
+        assert b.runner.copied == [(1, 2), (1, 3)]
         assert b.blocks.pool.num_used == 4
         b.run()
         for choice in range(3):
