@@ -21,7 +21,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.model.load import Model, device_name, load_model, num_physical_cores
 from pagedd.engine.request import Request
-from pagedd.engine.sampler import Sampler
+from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT, Sampler
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
+# As many tokens are drawn at a time as a step has rows of logits, but no fewer than the first, so that forks, which
+# share a row, are quick, and no more than the second. However many choices begin in one step, the memory is bounded.
+MIN_DRAWN_TOGETHER, MAX_DRAWN_TOGETHER = 32, 256
 
 
 class ModelRunner:
@@ -63,10 +66,18 @@ class ModelRunner:
     def _sample(self, logits: torch.Tensor, scheduled: list[ScheduledSequence]) -> list[Sampled]:
         drawing = [item.samplers for item in scheduled if item.samplers]
         sequences = list(itertools.chain.from_iterable(drawing))
-        if len(sequences) > len(drawing):  # forks draw from one row, each by its own parameters and randomness
-            repeats = torch.tensor([len(samplers) for samplers in drawing], device=logits.device)
-            logits = logits.repeat_interleave(repeats, dim=0)
-        return self._sampler.sample(logits, sequences) if sequences else []
+        # Forks draw from one row, each by its own parameters and randomness.
+        rows = [row for row, samplers in enumerate(drawing) for _ in samplers]
+        size = drawn_together(len(drawing))
+        if len(rows) == len(logits) <= size:
+            return self._sampler.sample(logits, sequences) if sequences else []
+        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+        return [sampled for part in parts for sampled in self._sampler.sample(logits[rows[part]], sequences[part])]
+
+
+def drawn_together(num_rows: int) -> int:
+    """How many tokens are drawn at a time from a step's `num_rows` rows of logits."""
+    return min(max(num_rows, MIN_DRAWN_TOGETHER), MAX_DRAWN_TOGETHER)
 
 
 def build_batch(scheduled: list[ScheduledSequence], block_size: int, device: torch.device) -> Batch:
@@ -160,7 +171,8 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
         pool = size_pool(
             free_bytes=free_bytes(device),
             share=config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[device.type],
-            reserve_bytes=model.activation_bytes(budget, config.max_num_seqs, max_model_len),
+            reserve_bytes=model.activation_bytes(budget, config.max_num_seqs, max_model_len)
+            + drawn_together(config.max_num_seqs) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT,
             bytes_per_block=kv_bytes_per_token * config.block_size,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,

@@ -38,6 +38,10 @@ from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled
 from pagedd.engine.token_counts import TokenCounts
 
+# The most that `Sampler.sample` holds beside the logits it is given: 72 where every row has penalties, top_p and
+# log-probabilities, measured on a CPU.
+WORKING_BYTES_PER_LOGIT = 80
+
 _ONE = 1 << 40  # weight of the most likely token; a row's sum stays below 2⁶³ up to 2²³ tokens
 _LIMIT = 1e30  # of bias and repetition penalty: far above any logit, far below float32's largest number
 _NARROW = 1024  # best tokens ranked at first; most rows need no more, and ranking few is much cheaper than sorting all

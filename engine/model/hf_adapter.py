@@ -100,7 +100,7 @@ class AdaptedModel:
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         item = self._model.dtype.itemsize
-        logits = 4 * num_rows * self._vocab_size * torch.float32.itemsize
+        logits = 2 * num_rows * self._vocab_size * torch.float32.itemsize
         layers: int = (12 * num_tokens + 2 * max(max_context_len, MAX_GATHERED_SLOTS)) * self._widest * item
         return layers + logits
 

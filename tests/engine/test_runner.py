@@ -10,7 +10,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import ModelConfig
 from pagedd.engine.request import Request
-from pagedd.engine.runner import ModelRunner, build_batch, create_runner
+from pagedd.engine.runner import MAX_DRAWN_TOGETHER, MIN_DRAWN_TOGETHER, ModelRunner, build_batch, create_runner
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
@@ -80,10 +80,12 @@ class GreedySampler:
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
+        self.largest = 0
 
     def sample(self, logits, sequences) -> list[Sampled]:
         assert logits.shape == (len(sequences), 50)
-        self.sequences = sequences
+        self.sequences += sequences
+        self.largest = max(self.largest, len(sequences))
         return [Sampled(token_id) for token_id in logits.argmax(dim=1).tolist()]
 
 
@@ -117,15 +119,34 @@ def test_forks_draw_from_one_row_and_each_by_itself(runner) -> None:
     assert runner._sampler.sequences == [first, second, other]
 
 
+def test_many_forks_are_drawn_a_few_at_a_time_in_their_order(runner) -> None:
+    num_choices = 2 * MIN_DRAWN_TOGETHER + 3
+    forks = [sequence([1, 2, 3], [0], choice_index=i) for i in range(num_choices)]
+    other = sequence([9], [1])
+    scheduled = [ScheduledSequence(forks[0], 0, 3, forks), ScheduledSequence(other, 0, 1, [other])]
+    assert [sampled.token_id for sampled in runner.run(Step(0, scheduled))] == [3] * num_choices + [9]
+    assert runner._sampler.sequences == [*forks, other]
+    assert runner._sampler.largest == MIN_DRAWN_TOGETHER
+
+
+def test_a_batch_of_very_many_seats_is_drawn_in_parts(runner) -> None:
+    seats = [sequence([i % 50], [0]) for i in range(MAX_DRAWN_TOGETHER + 1)]
+    sampled = runner.run(Step(0, [ScheduledSequence(seat, 0, 1, [seat]) for seat in seats]))
+    assert [draw.token_id for draw in sampled] == [i % 50 for i in range(MAX_DRAWN_TOGETHER + 1)]
+    assert runner._sampler.largest == MAX_DRAWN_TOGETHER
+
+
 def test_a_step_in_which_nobody_draws_asks_no_sampler(runner) -> None:
     middle = sequence([6, 7, 8], [2])
     assert runner.run(Step(0, [ScheduledSequence(middle, 0, 2)])) == []
     assert runner._sampler.sequences == []
 
 
-def test_blocks_are_copied_before_the_model_runs(runner) -> None:
+def test_blocks_are_copied_before_the_model_runs_and_never_again(runner) -> None:
     fork = sequence([1, 2], [3])
-    runner.run(Step(0, [ScheduledSequence(fork, 0, 2)], [(6, 3)]))
+    step = Step(0, [ScheduledSequence(fork, 0, 2)], [(6, 3)])
+    runner.run(step)
+    assert step.block_copies == []
     assert runner._model.first_layer[:, 3].unique().tolist() == [6]
     assert runner._model.first_layer[:, 6].unique().tolist() == [6]
 
