@@ -1,0 +1,242 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "attention_tile.h"
+
+namespace pagedd::cpu {
+namespace {
+
+constexpr int kMaxItemRows = 192;  // query rows × heads of a group: their words and sums stay in the L2 cache
+constexpr int64_t kTileCost = 8;   // packing a key costs about as much as so many rows' use of it
+constexpr int kItemsPerThread = 2;
+constexpr int kMaxHeadDim = 256;
+
+constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+using AttendTile = void (*)(const QueryRows&, int, const KeyTile&, const Scoring&, bool);
+
+// [rows at once − 1][vectors of keys − 1]
+template <class Math>
+constexpr auto kAttendTile = []<int... kRows>(std::integer_sequence<int, kRows...>) {
+  return std::array{std::array<AttendTile, kTileVecs>{
+      attend_tile<Math, kRows + 1, 1>, attend_tile<Math, kRows + 1, 2>, attend_tile<Math, kRows + 1, 3>,
+      attend_tile<Math, kRows + 1, 4>}...};
+}(std::make_integer_sequence<int, kMaxRowsAtOnce>());
+
+// A key or value of a position without one: what is multiplied by a weight of zero must be finite.
+alignas(64) constexpr float kZeroRow[kMaxHeadDim] = {};
+
+// Where the rows of keys [first, first + kTileKeys) lie; the zero row from `end` on.
+template <class Element>
+struct TileRows {
+  const Element* keys[kTileKeys];
+  const Element* values[kTileKeys];
+
+  void find(const KvLayer& kv, const int32_t* table, int kv_head, int first, int end) {
+    const int num_keys = std::min(kTileKeys, end - first);
+    for (int i = 0; i < num_keys;) {
+      const int offset = (first + i) % kv.block_size, block = table[(first + i) / kv.block_size];
+      const int64_t row = (int64_t(block) * kv.num_kv_heads + kv_head) * kv.block_size + offset;
+      const Element* key = static_cast<const Element*>(kv.keys) + row * kv.head_dim;
+      const Element* value = static_cast<const Element*>(kv.values) + row * kv.head_dim;
+      const int stop = std::min(i + kv.block_size - offset, num_keys);
+      for (; i < stop; ++i, key += kv.head_dim, value += kv.head_dim) {
+        keys[i] = key;
+        values[i] = value;
+      }
+    }
+    for (int i = num_keys; i < kTileKeys; ++i) keys[i] = values[i] = reinterpret_cast<const Element*>(kZeroRow);
+  }
+};
+
+template <class Rows>
+void attend_keys(const QueryRows& rows, int num_rows, const KvLayer& kv, const int32_t* table, int kv_head, int begin,
+                 int end, const Scoring& scoring, float* key_words, float* value_words) {
+  using Math = typename Rows::Math;
+  const int num_chunks = divide_up(num_rows, kMaxRowsAtOnce);
+  for (int first = begin; first < end; first += kTileKeys) {
+    TileRows<typename Rows::Element> found;
+    found.find(kv, table, kv_head, first, end);
+    const int num_keys = std::min(kTileKeys, end - first);
+    for (int k = 0; k < num_keys; k += kLanes)
+      pack_keys<Rows>(found.keys + k, rows.num_words, kTileKeys, key_words + k);
+    pack_values<Rows>(found.values, divide_up(num_keys, kLanes) * kLanes, kv.head_dim, value_words);
+    const KeyTile tile{key_words, value_words, first, first + num_keys};
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      const int row = chunk * num_rows / num_chunks, stop = (chunk + 1) * num_rows / num_chunks;
+      const int first_position = rows.position(row), last_position = rows.position(stop - 1);
+      const int window_begin = scoring.sliding_window ? first_position - scoring.sliding_window + 1 : 0;
+      const int visible_end = std::min(tile.end_key, last_position + 1);
+      if (visible_end <= first || window_begin >= tile.end_key) continue;
+      const int num_vecs = divide_up(visible_end - first, kLanes);
+      const bool sees_all = first + num_vecs * kLanes <= std::min(tile.end_key, first_position + 1) &&
+                            window_begin + last_position - first_position <= first;
+      kAttendTile<Math>[stop - row - 1][num_vecs - 1](rows, row, tile, scoring, !sees_all);
+    }
+  }
+}
+
+// Layout of a thread's scratch, in floats.
+struct ScratchLayout {
+  size_t query, weighted, sums, maxima, keys, values, total;
+
+  ScratchLayout(size_t num_rows, size_t head_dim) {
+    const size_t padded_rows = (num_rows + kLanes - 1) / kLanes * kLanes;
+    query = 0;
+    weighted = query + num_rows * head_dim;
+    sums = weighted + num_rows * head_dim;
+    maxima = sums + num_rows * kLanes;
+    keys = maxima + padded_rows;
+    values = keys + kTileKeys * head_dim;
+    total = values + kTileKeys * head_dim;
+  }
+};
+
+// A row of a partial result: weighted values, then the reference and the sum of weights.
+int partial_stride(int head_dim) { return head_dim + kLanes; }
+
+}  // namespace
+
+size_t AttentionPlan::scratch_bytes_per_thread() const {
+  return ScratchLayout(max_rows_, head_dim_).total * sizeof(float);
+}
+
+void AttentionPlan::build(const AttentionBatch& batch, int num_heads, int num_kv_heads, int head_dim, int num_threads,
+                          int sliding_window) {
+  group_size_ = num_heads / num_kv_heads;
+  head_dim_ = head_dim;
+  max_rows_ = 0;
+  num_partials_ = 0;
+  items_.clear();
+  splits_.clear();
+
+  // Rows first, all keys of each.
+  const int tile_rows = std::max(1, kMaxItemRows / group_size_);
+  int64_t total_cost = 0;
+  for (int seq = 0; seq < batch.num_seqs; ++seq) {
+    const int row_begin = batch.query_starts[seq], row_end = batch.query_starts[seq + 1];
+    for (int row = row_begin; row < row_end; row += tile_rows) {
+      const int num_rows = std::min(tile_rows, row_end - row);
+      const int position = batch.context_lens[seq] - (row_end - row);
+      const int begin = sliding_window ? std::max(0, position - sliding_window + 1) : 0;
+      const int end = position + num_rows;
+      const int64_t cost = int64_t(end - begin) * (num_rows * group_size_ + kTileCost);
+      for (int kv_head = 0; kv_head < num_kv_heads; ++kv_head)
+        items_.push_back({seq, kv_head, row, num_rows, position, begin, end, false, 0, cost});
+      total_cost += cost * num_kv_heads;
+      max_rows_ = std::max(max_rows_, num_rows * group_size_);
+    }
+  }
+
+  // Then the keys of items that are more than a thread's fair share of the step.
+  const int num_whole = int(items_.size());
+  const bool is_small = num_whole < 4 * kItemsPerThread * num_threads;
+  const int multiple = is_small ? num_threads / std::gcd(num_whole, num_threads) : 1;
+  const int64_t fair_cost = total_cost / (kItemsPerThread * num_threads) + 1;
+  for (int index = 0; index < num_whole && num_threads > 1; ++index) {
+    const AttentionItem whole = items_[index];
+    const int num_granules = divide_up(whole.key_end - whole.key_begin, kLanes);
+    const int wanted = divide_up(int((whole.cost + fair_cost - 1) / fair_cost), multiple) * multiple;
+    const int num_pieces = std::min(wanted, num_granules / (kTileVecs / 2));
+    if (num_pieces < 2) continue;
+    const size_t piece_size = size_t(whole.num_rows) * group_size_ * partial_stride(head_dim);
+    splits_.push_back({whole.first_row, whole.num_rows, whole.kv_head, num_pieces, num_partials_});
+    for (int piece = 0; piece < num_pieces; ++piece) {
+      AttentionItem part = whole;
+      part.key_begin = whole.key_begin + piece * num_granules / num_pieces * kLanes;
+      part.key_end = std::min(whole.key_end, whole.key_begin + (piece + 1) * num_granules / num_pieces * kLanes);
+      part.is_split = true;
+      part.partial = num_partials_ + piece * piece_size;
+      part.cost = whole.cost * (part.key_end - part.key_begin) / (whole.key_end - whole.key_begin);
+      piece == 0 ? items_[index] = part : items_.emplace_back(part);
+    }
+    num_partials_ += num_pieces * piece_size;
+  }
+  std::stable_sort(items_.begin(), items_.end(),
+                   [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
+}
+
+void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int index, const float* query,
+                 int64_t query_stride, const KvLayer& kv, float scale, float soft_cap, int sliding_window,
+                 float* output, int64_t output_stride, void* partial, void* scratch) {
+  const AttentionItem& item = plan.item(index);
+  const int group_size = plan.group_size(), head_dim = plan.head_dim();
+  const int num_rows = item.num_rows * group_size;
+  const ScratchLayout layout(plan.max_rows(), head_dim);
+  float* memory = static_cast<float*>(scratch);
+  const bool is_float = kv.type == KvType::kFloat32;
+  const int values_per_word = is_float ? 1 : BFloat16Rows::Math::kValuesPerWord;
+  const QueryRows rows{memory + layout.query,  memory + layout.weighted, memory + layout.sums,
+                       memory + layout.maxima, head_dim / values_per_word, head_dim,
+                       group_size,             item.first_position};
+  for (int row = 0; row < num_rows; ++row) {
+    const float* from = query + (item.first_row + row / group_size) * query_stride +
+                        (item.kv_head * group_size + row % group_size) * head_dim;
+    float* to = rows.query + row * rows.num_words;
+    is_float ? Float32Math::make_words(from, head_dim, to) : BFloat16Rows::Math::make_words(from, head_dim, to);
+  }
+  std::fill_n(rows.weighted, num_rows * head_dim, 0.0f);
+  std::fill_n(rows.sums, num_rows * kLanes, 0.0f);
+  std::fill_n(rows.maxima, num_rows, kNothingSeen);
+
+  constexpr float kLog2E = 1.44269504088896341f;
+  const Scoring scoring{(soft_cap ? soft_cap : scale) * kLog2E, soft_cap ? scale / soft_cap : 0.0f, sliding_window};
+  const int32_t* table = batch.block_tables + item.seq * batch.table_stride;
+  // The plan's window may be wider than this layer's.
+  const int begin = sliding_window ? std::max(item.key_begin, item.first_position - sliding_window + 1) : item.key_begin;
+  (is_float ? attend_keys<Float32Rows> : attend_keys<BFloat16Rows>)(rows, num_rows, kv, table, item.kv_head, begin,
+                                                                   item.key_end, scoring, memory + layout.keys,
+                                                                   memory + layout.values);
+
+  for (int row = 0; row < num_rows; ++row) {
+    const float sum = Vec::load(rows.sums + row * kLanes).sum();
+    const float* weighted = rows.weighted + row * head_dim;
+    if (item.is_split) {
+      float* to = static_cast<float*>(partial) + item.partial + size_t(row) * partial_stride(head_dim);
+      std::copy_n(weighted, head_dim, to);
+      to[head_dim] = rows.maxima[row];
+      to[head_dim + 1] = sum;
+      continue;
+    }
+    float* to = output + (item.first_row + row / group_size) * output_stride +
+                (item.kv_head * group_size + row % group_size) * head_dim;
+    const Vec factor = Vec::all(1.0f / sum);
+    for (int d = 0; d < head_dim; d += kLanes) (Vec::load(weighted + d) * factor).store(to + d);
+  }
+}
+
+void combine_rows(const AttentionPlan& plan, int64_t first_row, int64_t end_row, float* output, int64_t output_stride,
+                  const void* partial) {
+  const int group_size = plan.group_size(), head_dim = plan.head_dim(), stride = partial_stride(head_dim);
+  const std::vector<SplitRows>& splits = plan.splits();
+  auto split = std::partition_point(splits.begin(), splits.end(), [&](const SplitRows& rows) {
+    return rows.first_row + rows.num_rows <= first_row;
+  });
+  for (; split != splits.end() && split->first_row < end_row; ++split) {
+    const size_t piece_stride = size_t(split->num_rows) * group_size * stride;
+    const int row_begin = int(std::max<int64_t>(first_row, split->first_row));
+    const int row_end = int(std::min<int64_t>(end_row, split->first_row + split->num_rows));
+    for (int row = (row_begin - split->first_row) * group_size; row < (row_end - split->first_row) * group_size; ++row) {
+      const float* pieces = static_cast<const float*>(partial) + split->partial + size_t(row) * stride;
+      float reference = kNothingSeen;
+      for (int i = 0; i < split->num_pieces; ++i) reference = std::max(reference, pieces[i * piece_stride + head_dim]);
+      float* to = output + (split->first_row + row / group_size) * output_stride +
+                  (split->kv_head * group_size + row % group_size) * head_dim;
+      float sum = 0.0f;
+      for (int i = 0; i < split->num_pieces; ++i) {
+        const float* piece = pieces + i * piece_stride;
+        const float weight = std::exp2(piece[head_dim] - reference);
+        sum += weight * piece[head_dim + 1];
+        for (int d = 0; d < head_dim; ++d) to[d] = (i == 0 ? 0.0f : to[d]) + weight * piece[d];
+      }
+      for (int d = 0; d < head_dim; ++d) to[d] *= 1.0f / sum;
+    }
+  }
+}
+
+}  // namespace pagedd::cpu
