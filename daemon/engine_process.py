@@ -125,6 +125,8 @@ def serve(link: Link, engine: EngineLike) -> None:
         if engine.has_work:
             outputs = engine.step()
             link.send(StepDone(outputs=outputs, stats=engine.stats()))
+        if not engine.has_work:
+            engine.check_when_idle()
 
 
 def obey(link: Link, engine: EngineLike) -> bool:
@@ -142,7 +144,6 @@ def obey(link: Link, engine: EngineLike) -> bool:
     if changed and not engine.has_work:
         # No step will tell the front that an abort gave blocks back.
         link.send(StepDone(outputs=[], stats=engine.stats()))
-        engine.check_when_idle()
     return True
 
 

@@ -1,0 +1,53 @@
+"""The loop around the engine, with a link and an engine that a test scripts. Processes: `test_engine_host.py`."""
+
+from pagedd.daemon.engine_link import Abort, Add, Exit, FromEngine, StepDone, ToEngine
+from pagedd.daemon.engine_process import serve
+from pagedd.engine.request import Request
+from pagedd.engine.sampling_params import SamplingParams
+
+from .fake_engine import FakeEngine
+
+
+class WatchedEngine(FakeEngine):
+    """Counts the looks for drift, and with how much work each fell together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checks: list[int] = []
+
+    def check_when_idle(self) -> None:
+        self.checks.append(len(self.live))
+
+
+class ScriptedLink:
+    """Says one of `messages` whenever the engine would wait for ever, and is silent while it has work."""
+
+    def __init__(self, *messages: ToEngine) -> None:
+        self.messages = list(messages)
+        self.sent: list[FromEngine] = []
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+    def receive(self, timeout_ms: int = -1) -> ToEngine | None:
+        return None if timeout_ms == 0 else self.messages.pop(0)
+
+
+def add(request_id: str, max_tokens: int) -> Add:
+    return Add(
+        request=Request(request_id=request_id, prompt_token_ids=[5], params=SamplingParams(max_tokens=max_tokens))
+    )
+
+
+def test_drift_is_looked_for_after_the_last_step_and_never_while_there_is_work() -> None:
+    link, engine = ScriptedLink(add("a", 3), add("b", 1), Exit()), WatchedEngine()
+    serve(link, engine)  # type: ignore[arg-type]
+    assert [len(message.outputs) for message in link.sent if isinstance(message, StepDone)] == [1, 1, 1, 1]
+    assert engine.checks == [0, 0]
+
+
+def test_an_abort_without_a_step_after_it_is_told_once() -> None:
+    link, engine = ScriptedLink(Abort(request_id="gone"), Exit()), WatchedEngine()
+    serve(link, engine)  # type: ignore[arg-type]
+    assert [message.outputs for message in link.sent if isinstance(message, StepDone)] == [[]]
+    assert engine.checks == [0]
