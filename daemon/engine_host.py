@@ -275,8 +275,8 @@ class EngineHost:
         match message:
             case StepDone(outputs=outputs, stats=stats):
                 self.stats = stats
-                if outputs:
-                    self.on_outputs(outputs)
+                # Also when nobody drew a token: a step in the middle of a prefill counts.
+                self.on_outputs(outputs)
             case Refused(request_id=request_id, code=code, message=text):
                 self.on_refused(request_id, code, text)
             case Snapshot(snapshot=snapshot):

@@ -41,6 +41,7 @@ _ENGINE_COUNTERS = {
     "recomputed_tokens_total": ("pagedd:recomputed_tokens", "Tokens computed again after a preemption."),
     "evictions_total": ("pagedd:evictions", "Cached blocks that were taken for something else."),
     "steps_total": ("pagedd:steps", "Steps of the engine."),
+    "integrity_alarms_total": ("pagedd:integrity_alarms", "Times that the bookkeeping of KV blocks was found wrong."),
 }
 _ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float | None]]] = {
     "vllm:num_requests_running": ("Sequences that have a seat.", lambda stats: stats.num_requests_running),
@@ -129,11 +130,11 @@ class Metrics:
         times.last_token_s[output.choice_index] = now_s
 
     def stepped(self, stats: EngineStats | None) -> None:
-        """The engine finished a step; `stats` are those after it."""
+        """The engine reported; `stats` are its newest."""
         if stats is None:
             return
-        self._engine.seen(stats)
-        if stats.steps_total != self._steps_seen:
+        # An abort has the engine report too, without a step.
+        if stats.steps_total != self._steps_seen and stats.num_scheduled_tokens:
             self._steps_seen = stats.steps_total
             self._iteration.labels(self._engine.model_name).observe(stats.num_scheduled_tokens)
 
@@ -173,23 +174,17 @@ class EngineCollector(Collector):
         self._info = info
         self._ended: dict[str, float] = {}
         self._ended_parts: dict[str, float] = {}
-        self._last: EngineStats | None = None
         self._num_restarts = 0
 
-    def seen(self, stats: EngineStats) -> None:
-        """The newest figures, kept in case the engine process ends before it gives others."""
-        self._last = stats
-
     def engine_lost(self) -> None:
-        """The engine process ended; what it had counted is kept."""
+        """The engine process ended and its last statistics are still to be had; what it had counted is kept."""
         self._num_restarts += 1
-        if (last := self._last) is None:
+        if (last := self._stats()) is None:
             return
         for name in _ENGINE_COUNTERS:
             self._ended[name] = self._ended.get(name, 0) + getattr(last, name)
         for part, seconds in last.step_seconds.items():
             self._ended_parts[part] = self._ended_parts.get(part, 0.0) + seconds
-        self._last = None
 
     def collect(self) -> Iterator[Metric]:
         labels, model = ["model_name"], [self.model_name]

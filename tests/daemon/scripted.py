@@ -203,9 +203,9 @@ class ScriptedHost:
 
     def lose(self, reason: str = "the engine process was ended by SIGKILL") -> None:
         """The engine process dies, and another one starts."""
-        self.state, self.detail, self.info, self.stats = EngineState.RESTARTING, reason, None, None
         self.live.clear()
         self.on_lost(reason)
+        self.state, self.detail, self.info, self.stats = EngineState.RESTARTING, reason, None, None
 
     async def _play(self, request: Request, ids: list[int]) -> None:
         params = request.params

@@ -31,10 +31,15 @@ class Recorder:
         self.refused: list[tuple[str, str, str]] = []
         self.lost: list[str] = []
         self.states: list[EngineState] = []
-        host.on_outputs = self.outputs.extend
+        self.num_reports = 0
+        host.on_outputs = self._heard
         host.on_refused = lambda *refusal: self.refused.append(refusal)
         host.on_lost = self.lost.append
         host.on_state = self._saw_state
+
+    def _heard(self, outputs: list[SequenceOutput]) -> None:
+        self.num_reports += 1
+        self.outputs += outputs
 
     def _saw_state(self) -> None:
         if not self.states or self.states[-1] is not self.host.state:
@@ -130,6 +135,8 @@ async def test_an_aborted_request_produces_no_more_and_the_figures_say_so(start_
     engine.host.abort("a")
     await until(lambda: engine.host.stats is not None and engine.host.stats.num_blocks_used == 0)
     num_outputs = len(engine.outputs)
+    # Each step, and the abort: what gives no token is told all the same, for the figures.
+    assert engine.num_reports == num_outputs + 1
     await asyncio.sleep(0.05)
     assert len(engine.outputs) == num_outputs
 

@@ -136,6 +136,29 @@ async def test_counters_go_on_when_the_engine_starts_again(service: Service, hos
     assert samples["pagedd:engine_restarts_total", ()] == 1
 
 
+async def test_no_counter_falls_when_the_engine_ends_after_steps_that_gave_no_token(
+    service: Service, host: ScriptedHost
+) -> None:
+    host.stats = engine_stats(steps_total=5)
+    host.on_outputs([])
+    host.stats = engine_stats(steps_total=9)  # newer than the last report
+    host.lose()
+    assert scrape(service.metrics)["pagedd:steps_total", ()] == 9
+
+
+async def test_a_step_in_the_middle_of_a_prefill_counts_and_an_abort_between_steps_does_not(
+    service: Service, host: ScriptedHost
+) -> None:
+    host.stats = engine_stats(steps_total=1, num_scheduled_tokens=512)
+    host.on_outputs([])
+    host.on_outputs([])
+    host.stats = engine_stats(steps_total=0, num_scheduled_tokens=0)  # another engine, which has not stepped yet
+    host.on_outputs([])
+    samples = scrape(service.metrics)
+    assert samples["vllm:iteration_tokens_total_count", ()] == 1
+    assert samples["vllm:iteration_tokens_total_sum", ()] == 512
+
+
 def test_tokens_of_one_step_share_the_gap() -> None:
     metrics = Metrics(EngineCollector(lambda: None, lambda: None))
     times = RequestTimes(arrival_s=10.0, last_token_s={})
