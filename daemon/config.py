@@ -19,8 +19,8 @@ from pagedd.engine.config import EngineConfig
 DEFAULT_FILE = Path("/etc/pagedd/pagedd.toml")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-# Variables of pagedd's other programs, which share the prefix.
-_OTHER_VARIABLES = ("PAGEDD_API_KEY", "PAGEDD_TEST_MODEL")
+# Variables with the same prefix that others read: `kernels/ops.py`, and the tests.
+_OTHER_VARIABLES = ("PAGEDD_KERNELS", "PAGEDD_TEST_MODEL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

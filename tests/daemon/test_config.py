@@ -1,5 +1,6 @@
 """Settings: where values come from, what is refused and how it is said."""
 
+import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -144,8 +145,12 @@ def test_an_empty_variable_is_as_if_unset() -> None:
     assert load(environ={"PAGEDD_MODEL": ""}).config.model == DaemonConfig().model
 
 
-def test_variables_of_other_programs_are_left_alone() -> None:
-    assert load(environ={"PAGEDD_TEST_MODEL": "x", "HOME": "/root"}).config == DaemonConfig()
+def test_every_variable_that_the_sources_read_may_be_set() -> None:
+    root = Path(__file__).parents[2]
+    sources = [*(root / "engine").rglob("*.py"), *(root / "kernels").rglob("*.py"), root / "tests" / "conftest.py"]
+    read = {name for path in sources for name in re.findall(r'"(PAGEDD_\w+)"', path.read_text(encoding="utf-8"))}
+    assert read >= {"PAGEDD_KERNELS", "PAGEDD_TEST_MODEL"}
+    assert load(environ=dict.fromkeys(read, "x") | {"HOME": "/root"}).config == DaemonConfig()
 
 
 def test_the_engine_gets_every_setting_that_has_its_name() -> None:
