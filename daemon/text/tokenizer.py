@@ -98,13 +98,6 @@ class TextTokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def check_ids(self, ids: Iterable[int], *, field: str) -> None:
-        """Raises `token_out_of_vocabulary` naming `field` for the first id that the model does not know."""
-        for token_id in ids:
-            if not 0 <= token_id < self.vocab_size:
-                message = f"{token_id} is not a token id of this model; ids are 0 to {self.vocab_size - 1}"
-                raise PageddError("token_out_of_vocabulary", message, field=field)
-
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     try:

@@ -63,17 +63,6 @@ def test_half_a_surrogate_pair_is_refused(tokenizer: TextTokenizer) -> None:
         tokenizer.encode("a\ud800")
 
 
-def test_ids_outside_the_vocabulary_are_refused_with_the_limit_and_the_field(tokenizer: TextTokenizer) -> None:
-    tokenizer.check_ids([0, 49151], field="prompt")
-    for bad in (-1, 49152, 2**40):
-        with pytest.raises(PageddError) as refusal:
-            tokenizer.check_ids([5, bad], field="stop_token_ids")
-        assert refusal.value.code == "token_out_of_vocabulary"
-        assert refusal.value.field == "stop_token_ids"
-        assert f"{bad} is" in refusal.value.message
-        assert "0 to 49151" in refusal.value.message
-
-
 def test_one_token_is_shown_as_text_or_as_bytes(byte_fallback_tokenizer: TextTokenizer) -> None:
     first_byte, a_with_space = 3, 262
     assert byte_fallback_tokenizer.token_text(a_with_space) == " a"
