@@ -69,7 +69,6 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment; see `stats.py`. O(running sequences)."""
         scheduler, blocks, counters = self._scheduler, self._scheduler.blocks, self._scheduler.counters
-        running = [s for s in scheduler.live_sequences() if s.state is SequenceState.RUNNING]
         return EngineStats(
             num_blocks=blocks.pool.num_blocks,
             block_size=blocks.block_size,
@@ -79,7 +78,7 @@ class Engine:
             num_blocks_free=blocks.pool.num_free,
             num_blocks_cached=blocks.pool.num_cached,
             num_blocks_used=blocks.pool.num_used,
-            num_live_tokens=blocks.num_live_tokens(running),
+            num_live_tokens=blocks.num_live_tokens(scheduler.running),
             num_requests_running=scheduler.num_running,
             num_requests_waiting=scheduler.num_waiting,
             oldest_wait_s=scheduler.oldest_wait_s,

@@ -133,6 +133,11 @@ class Scheduler:
         return bool(self._groups)
 
     @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The sequences that have a seat, most urgent first."""
+        return tuple(self._running)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -225,8 +230,10 @@ class Scheduler:
 
         More urgent arrivals may take seat and blocks from running sequences of lower priority.
         """
-        prefix = self.blocks.find_prefix(sequence)
         lacking_seats = len(self._running) + 1 - self.config.max_num_seqs
+        if lacking_seats > 0 and self._victims_for(sequence, lacking_seats, 0) is None:
+            return False  # before the look-up, whose cost grows with the prompt and would be paid at every step
+        prefix = self.blocks.find_prefix(sequence)
         # Prefills under way will need blocks that they don't hold yet, and each decode may need one soon.
         owed = sum(max(1, self.blocks.num_missing_blocks(s, s.num_tokens)) for s in self._running)
         wanted = self.blocks.num_blocks_for(sequence.num_tokens) - len(prefix) + owed

@@ -26,8 +26,11 @@ class Block:
         self.next: Block = self
 
 
+FREE, CACHED, USED = range(3)  # a block's state in `BlockPool.states`
+
+
 class BlockPool:
-    """`num_blocks` blocks of equal size. Every operation is O(1) whatever the pool's size."""
+    """`num_blocks` blocks of equal size. Taking, sharing and releasing are O(1) whatever the pool's size."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -37,6 +40,9 @@ class BlockPool:
         self.num_cached = 0
         self._idle = Block(num_blocks)  # sentinel: next is the first to be handed out, previous the last
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
+        # Kept beside the blocks, so that a picture of a large pool is a copy and delays no step.
+        self._states = bytearray(num_blocks)
+        self._ref_counts = bytearray(num_blocks)
         for block in self._blocks:
             self._insert_before(self._idle, block)
         self.num_free = num_blocks
@@ -67,7 +73,7 @@ class BlockPool:
         if block is self._idle:
             return None
         self._leave_idle(block)
-        block.ref_count = 1
+        self._count_references(block, 1)
         return block.block_id
 
     def share(self, block_id: int) -> None:
@@ -77,14 +83,14 @@ class BlockPool:
             if not block.is_cached:
                 raise IntegrityError(f"block {block_id} is free: its content cannot be shared")
             self._leave_idle(block)
-        block.ref_count += 1
+        self._count_references(block, block.ref_count + 1)
 
     def release(self, block_id: int, *, keep: bool) -> None:
         """One reference less. The last one makes the block cached (`keep`) or free."""
         block = self._blocks[block_id]
         if block.ref_count == 0:
             raise IntegrityError(f"block {block_id} was released more often than it was taken")
-        block.ref_count -= 1
+        self._count_references(block, block.ref_count - 1)
         if block.ref_count == 0:
             self._enter_idle(block, keep)
 
@@ -105,11 +111,11 @@ class BlockPool:
 
     def states(self) -> bytes:
         """One byte a block in physical order: 0 free, 1 cached, 2 used."""
-        return bytes(2 if block.ref_count else int(block.is_cached) for block in self._blocks)
+        return bytes(self._states)
 
     def ref_counts(self) -> bytes:
         """One byte a block in physical order, saturating at 255."""
-        return bytes(min(block.ref_count, 255) for block in self._blocks)
+        return bytes(self._ref_counts)
 
     def check_integrity(self) -> None:
         """Raises `IntegrityError` unless the states add up and the list holds the idle blocks, free ones first."""
@@ -120,15 +126,24 @@ class BlockPool:
         num_cached = sum(block.is_cached for block in idle)
         if any(block.is_cached for block in idle[: len(idle) - num_cached]):
             raise IntegrityError("a cached block stands before a free one")
-        num_used = sum(block.ref_count > 0 for block in self._blocks)
+        states = bytes(USED if block.ref_count else CACHED if block.is_cached else FREE for block in self._blocks)
+        if self._states != states or self._ref_counts != bytes(min(block.ref_count, 255) for block in self._blocks):
+            raise IntegrityError("the picture of the pool is not what its blocks say")
+        num_used = states.count(USED)
         if (len(idle) - num_cached, num_cached, num_used) != (self.num_free, self.num_cached, self.num_used):
             raise IntegrityError(
                 f"counted {len(idle) - num_cached} free, {num_cached} cached, {num_used} used; "
                 f"expected {self.num_free}, {self.num_cached}, {self.num_used}"
             )
 
+    def _count_references(self, block: Block, ref_count: int) -> None:
+        block.ref_count = ref_count
+        self._ref_counts[block.block_id] = min(ref_count, 255)
+        self._states[block.block_id] = USED
+
     def _enter_idle(self, block: Block, keep: bool) -> None:
         block.is_cached = keep
+        self._states[block.block_id] = CACHED if keep else FREE
         if keep:
             self.num_cached += 1
             self._insert_before(self._idle, block)

@@ -50,6 +50,17 @@ def test_requests_join_and_leave_the_batch_at_every_step(bench) -> None:
     assert shape(b.step()) == [("b", 2, 1)]
 
 
+def test_a_full_batch_does_not_look_up_the_prefix_of_whom_it_cannot_seat(bench, monkeypatch) -> None:
+    b = bench(max_num_seqs=1)
+    b.add("a", [1], max_tokens=4)
+    b.add("b", [2])
+    looked_up = []
+    find_prefix = b.blocks.find_prefix
+    monkeypatch.setattr(b.blocks, "find_prefix", lambda s: looked_up.append(s.request.request_id) or find_prefix(s))
+    b.run()
+    assert looked_up == ["a", "b"]
+
+
 def test_seats_bound_the_batch_and_the_next_enters_when_one_leaves(bench) -> None:
     b = bench(num_blocks=12, max_num_seqs=2)
     for name in "abc":

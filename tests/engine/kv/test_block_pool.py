@@ -89,3 +89,11 @@ def test_integrity_check_notices_a_lost_block() -> None:
     pool.num_free -= 1
     with pytest.raises(IntegrityError, match="counted 3 free"):
         pool.check_integrity()
+
+
+def test_integrity_check_notices_a_picture_that_is_not_what_the_blocks_say() -> None:
+    pool = BlockPool(3)
+    pool.take()
+    pool._blocks[0].ref_count = 2
+    with pytest.raises(IntegrityError, match="picture of the pool"):
+        pool.check_integrity()
