@@ -14,7 +14,7 @@ from typing import Any
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
 from pagedd.daemon.caller import Caller
-from pagedd.daemon.engine_link import EngineInfo
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 

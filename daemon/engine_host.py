@@ -22,7 +22,6 @@ from pagedd.client.errors import PageddError
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
-    EngineInfo,
     Exit,
     FromEngine,
     GetSnapshot,
@@ -38,6 +37,7 @@ from pagedd.daemon.engine_link import (
 )
 from pagedd.daemon.engine_socket import EngineSocket
 from pagedd.engine.config import EngineConfig
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats
 

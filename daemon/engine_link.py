@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from pagedd.engine.config import EngineConfig
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats
 
@@ -55,26 +56,6 @@ class Loading(msgspec.Struct, tag="loading"):
 
     fraction: float
     what: str
-
-
-class EngineInfo(msgspec.Struct):
-    """What the engine chose. `max_request_tokens` is the longest prompt + output that both context and pool allow."""
-
-    device: str
-    device_name: str
-    dtype: str
-    kv_cache_dtype: str
-    kernel_backend: str
-    vocab_size: int
-    max_model_len: int
-    max_request_tokens: int
-    block_size: int
-    num_blocks: int
-    kv_bytes_per_token: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    model_bytes: int
-    load_seconds: float
 
 
 class Ready(msgspec.Struct, tag="ready"):

@@ -16,14 +16,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
 import zmq
 
 from pagedd.daemon import logs
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
-    EngineInfo,
     Exit,
     FromEngine,
     GetSnapshot,
@@ -43,6 +41,7 @@ from pagedd.daemon.engine_link import (
 from pagedd.daemon.parent import die_with_parent
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats
 
@@ -71,8 +70,8 @@ class EngineLike(Protocol):
     def check_when_idle(self) -> None: ...
 
 
-# Settings and a progress callback to an engine and what it chose: an object with the fields of `EngineInfo`.
-CreateEngine = Callable[[EngineConfig, Callable[[float, str], None]], tuple[EngineLike, object]]
+# Settings and a progress callback to an engine and what it chose.
+CreateEngine = Callable[[EngineConfig, Callable[[float, str], None]], tuple[EngineLike, EngineInfo]]
 
 
 class LinkLost(Exception):
@@ -201,7 +200,7 @@ def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -
         start = link.receive()
         if not isinstance(start, Start):
             return 0
-        engine, created = create_engine(start.config, LoadProgress(link))
+        engine, info = create_engine(start.config, LoadProgress(link))
     except EngineError as error:
         log.error("the engine cannot start: %s", error)
         return _report_failure(link, error.code, error.message, LOAD_FAILED_STATUS)
@@ -216,7 +215,6 @@ def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -
     # What loading left is here to stay. Walking it again in every full collection would hold a step up.
     gc.collect()
     gc.freeze()
-    info = msgspec.convert(created, EngineInfo, from_attributes=True)
     link.send(Ready(info=info, stats=engine.stats()))
     try:
         serve(link, engine)

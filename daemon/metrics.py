@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from pagedd.daemon.engine_link import EngineInfo
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import SequenceOutput
 from pagedd.engine.stats import EngineStats
 

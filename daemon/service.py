@@ -20,7 +20,6 @@ from pagedd.daemon import admission
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineState
-from pagedd.daemon.engine_link import EngineInfo
 from pagedd.daemon.frames import stats_frame
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
 from pagedd.daemon.requests import (
@@ -37,6 +36,7 @@ from pagedd.daemon.requests import (
     Submit,
 )
 from pagedd.daemon.served_model import ServedModel
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats
 

@@ -8,7 +8,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from pagedd.engine.batch import AttentionMetadata, Batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.model.load import Model, device_name, load_model, num_physical_cores
 from pagedd.engine.request import Request
@@ -122,31 +122,7 @@ def build_batch(scheduled: list[ScheduledSequence], block_size: int, device: tor
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerInfo:
-    """What was chosen for this machine, every value known.
-
-    Attributes:
-        kernel_backend: name of the kernels' backend.
-        max_model_len: longest prompt + output that the model's context and the settings allow.
-        model_bytes: what the weights take.
-    """
-
-    device: str
-    device_name: str
-    dtype: str
-    kv_cache_dtype: str
-    kernel_backend: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    max_model_len: int
-    max_num_batched_tokens: int
-    num_blocks: int
-    kv_bytes_per_token: int
-    model_bytes: int
-
-
-def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[ModelRunner, RunnerInfo]:
+def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[ModelRunner, EngineInfo]:
     """Loads the model, sizes and allocates the KV pool, and runs once so that the first request isn't slow.
 
     Args:
@@ -155,6 +131,7 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     Raises:
         EngineError: what `load_model` and `size_pool` raise, or `invalid_setting`.
     """
+    started = time.perf_counter()
     torch.set_num_threads(config.num_threads or num_physical_cores())
     loaded = load_model(config, lambda share, what: progress(0.9 * share, what))
     device, model = loaded.device, loaded.model
@@ -187,19 +164,23 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     progress(0.9, "warming up")
     _warm_up(runner, min(budget, max_model_len, pool.num_tokens), config.block_size)
     progress(1.0, "ready")
-    info = RunnerInfo(
+    info = EngineInfo(
         device=str(device),
         device_name=device_name(device),
         dtype=_name(loaded.dtype),
         kv_cache_dtype=_name(kv_dtype),
         kernel_backend=backend.name,
         vocab_size=loaded.config.vocab_size,
-        eos_token_ids=loaded.config.eos_token_ids,
         max_model_len=max_model_len,
-        max_num_batched_tokens=budget,
+        # The last token of a request is never computed, so its KV needs no slot.
+        max_request_tokens=min(max_model_len, pool.num_tokens + 1),
+        block_size=config.block_size,
         num_blocks=pool.num_blocks,
         kv_bytes_per_token=kv_bytes_per_token,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=budget,
         model_bytes=model.weight_bytes,
+        load_seconds=time.perf_counter() - started,
     )
     return runner, info
 

@@ -12,9 +12,9 @@ from enum import IntEnum
 from pathlib import Path
 
 from pagedd.daemon import engine_process
-from pagedd.daemon.engine_link import EngineInfo
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 

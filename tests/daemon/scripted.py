@@ -21,11 +21,11 @@ from pagedd.client.errors import PageddError
 from pagedd.client.protocol import PROTOCOL_VERSION, ClientMessage, DaemonMessage, Done, Failed, decode_daemon, encode
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineState
-from pagedd.daemon.engine_link import EngineInfo
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.prepared import PreparedModel
 from pagedd.daemon.service import Service
 from pagedd.daemon.zmq_api import ZmqApi
+from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request, SequenceOutput, TokenLogprobs
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 

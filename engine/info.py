@@ -1,0 +1,32 @@
+"""What an engine chose for its machine: facts that hold for its whole life. No torch, so that the front reads them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Every value known; made once, by `runner.create_runner`.
+
+    Attributes:
+        kernel_backend: name of the kernels' backend.
+        max_model_len: longest prompt + output that the model's context and the settings allow.
+        max_request_tokens: the same, also bounded by what the whole pool holds.
+        kv_bytes_per_token: of all layers, keys and values.
+        model_bytes: what the weights take.
+    """
+
+    device: str
+    device_name: str
+    dtype: str
+    kv_cache_dtype: str
+    kernel_backend: str
+    vocab_size: int
+    max_model_len: int
+    max_request_tokens: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    model_bytes: int
+    load_seconds: float
