@@ -22,7 +22,12 @@ case "$*" in
     *"import venv"*) exit ${NO_VENV:-0} ;;
     --version) echo "Python 3.11.2" ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    *"pip "*) echo "$*" >>"$PIP_LOG"; echo "${PIP_SAYS:-}"; [ -z "${PIP_SAYS:-}" ] ;;
+    *"pip "*)
+        echo "$*" >>"$PIP_LOG"
+        echo "${PIP_SAYS:-}"
+        case "$*" in ${PIP_LACKS:-nothing}) exit 1 ;; esac
+        [ -z "${PIP_SAYS:-}" ]
+        ;;
 esac
 """
 
@@ -50,20 +55,41 @@ def make_environment(bin_folder: Path, **environ: str) -> subprocess.CompletedPr
     lock.write_text("# everything\nmsgspec==0.23.0\ntorch==2.13.0\n")
     return subprocess.run(
         [ROOT / "scripts" / "environment", bin_folder.parent / "env", lock],
-        env={"PATH": str(bin_folder), "PIP_LOG": str(bin_folder.parent / "pip.log"), **environ},
+        env={
+            "PATH": str(bin_folder),
+            "PIP_LOG": str(bin_folder.parent / "pip.log"),
+            "NVIDIA_DEVICE": "/nonexistent",
+            **environ,
+        },
         capture_output=True,
         text=True,
     )
 
 
-def test_torch_comes_first_and_exactly_and_nothing_brings_company(bin_folder: Path) -> None:
+def pip_calls(bin_folder: Path) -> list[str]:
+    return [line.partition(" install ")[2] for line in (bin_folder.parent / "pip.log").read_text().splitlines()]
+
+
+CPU_BUILDS = "--no-deps --timeout 15 --retries 1 --index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "calls"),
+    [
+        ({}, ["--no-deps --no-index torch==2.13.0"]),
+        ({"PIP_LACKS": "*--no-index*"}, ["--no-deps --no-index torch==2.13.0", CPU_BUILDS]),
+        ({"PIP_LACKS": "*--no-deps*torch*"}, ["--no-deps --no-index torch==2.13.0", CPU_BUILDS, "torch==2.13.0"]),
+        ({"NVIDIA_DEVICE": "/"}, ["torch==2.13.0"]),
+    ],
+    ids=["a wheel at hand", "the index of CPU builds", "neither of them", "a GPU"],
+)
+def test_torch_comes_first_exactly_and_in_the_build_for_the_machine(
+    bin_folder: Path, environ: dict[str, str], calls: list[str]
+) -> None:
     program(bin_folder / "python3", FAKE_PYTHON)
-    made = make_environment(bin_folder)
+    made = make_environment(bin_folder, **environ)
     assert made.returncode == 0, made.stderr
-    first, second = (bin_folder.parent / "pip.log").read_text().splitlines()
-    assert first.endswith("install --no-deps torch==2.13.0")
-    assert second.endswith(f"install --no-deps -r {bin_folder.parent / 'requirements.lock'}")
-    assert "installing torch==2.13.0 (about 200 MB; the slow part)" in made.stdout
+    assert pip_calls(bin_folder) == [*calls, f"--no-deps -r {bin_folder.parent / 'requirements.lock'}"]
     assert "installing 2 packages of requirements.lock" in made.stdout
 
 
@@ -108,5 +134,5 @@ def test_bare_make_prints_every_target_with_a_sentence() -> None:
         ["make", "-C", str(ROOT), "--no-print-directory"], capture_output=True, text=True, check=True
     )
     targets = [line.split()[1] for line in shown.stdout.splitlines()]
-    assert targets == ["help", "run", "test", "lint", "format", "bench", "install", "uninstall", "clean"]
+    assert targets == ["help", "run", "test", "lint", "format", "bench", "bench-peers", "install", "uninstall", "clean"]
     assert all(len(line.split()) > 3 for line in shown.stdout.splitlines())
