@@ -1,8 +1,8 @@
 """A GGUF file's header, its metadata and its table of tensors, walked with no trust in any of it. No torch, no numpy.
 
 Owns the walk over the bytes: every count is held against what is left of the file. `gguf_file.py` reads by it, and adds
-the tensors' bytes; so does the daemon, for the vocabulary. The `gguf` package has a reader too, which takes seconds for a
-vocabulary, and for ever for a file that claims 2⁶⁰ elements.
+the tensors' bytes; so does the daemon, for the vocabulary. The `gguf` package has a reader too, which takes seconds for
+a vocabulary, and for ever for a file that claims 2⁶⁰ elements.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
