@@ -327,7 +327,7 @@ class _Connection:
     async def close(self) -> None:
         if not self.is_lost:
             for id in self._inboxes:
-                self.tell(Cancel(id="", target=id))
+                self.tell(Cancel(id=f"close {id}", target=id))
         self._router.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._router

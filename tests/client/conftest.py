@@ -69,6 +69,7 @@ class FakeDaemon:
         """The next message of this kind, dropping others. Fails after ten seconds."""
         while True:
             where, message = self.heard.get(timeout=WAIT_S)
+            assert message.id, f"the daemon refuses {message}: it has no id"
             if isinstance(message, kind) and where == socket:
                 return message
 
