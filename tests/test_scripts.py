@@ -78,7 +78,7 @@ CPU_BUILDS = "--no-deps --timeout 15 --retries 1 --index-url https://download.py
     [
         ({}, ["--no-deps --no-index torch==2.13.0"]),
         ({"PIP_LACKS": "*--no-index*"}, ["--no-deps --no-index torch==2.13.0", CPU_BUILDS]),
-        ({"PIP_LACKS": "*--no-deps*torch*"}, ["--no-deps --no-index torch==2.13.0", CPU_BUILDS, "torch==2.13.0"]),
+        ({"PIP_LACKS": "*--no-deps*torch==*"}, ["--no-deps --no-index torch==2.13.0", CPU_BUILDS, "torch==2.13.0"]),
         ({"NVIDIA_DEVICE": "/"}, ["torch==2.13.0"]),
     ],
     ids=["a wheel at hand", "the index of CPU builds", "neither of them", "a GPU"],
