@@ -103,15 +103,22 @@ class Client:
     def watch_stats(self) -> Iterator[StatsFrame]:
         """Pictures as the daemon publishes them. A slow reader misses some and always gets the newest."""
         frames = self._client.watch_stats()
+        # Ctrl-C may leave `newest` on its way out when `close` comes, and a generator has room for one.
+        turn = asyncio.Lock()
 
         async def newest() -> StatsFrame:
-            return await anext(frames)
+            async with turn:
+                return await anext(frames)
+
+        async def close() -> None:
+            async with turn:
+                await frames.aclose()
 
         try:
             while True:
                 yield self._wait(newest())
         finally:
-            self._wait(frames.aclose())
+            self._wait(close())
 
     def ping(self) -> Pong:
         """The daemon's version and state."""

@@ -1,6 +1,9 @@
 """The blocking client: the same, from any thread."""
 
+import asyncio
+import signal
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 
 from pagedd.client import Client, PageddError
-from pagedd.client.protocol import Cancel, Chat, Delta, Generate
+from pagedd.client.protocol import Cancel, Chat, Delta, Generate, StatsFrame
 
 FakeDaemon = Any
 
@@ -75,6 +78,33 @@ def test_stats_can_be_watched_and_left(daemon: FakeDaemon, directory: Path) -> N
         client.cancel("r1")
         client.set_priority("r1", 3)
     stop.set()
+
+
+def test_ctrl_c_while_a_picture_is_waited_for_ends_the_watching_cleanly(
+    daemon: FakeDaemon, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+    has_left = threading.Event()
+
+    async def silent() -> AsyncIterator[StatsFrame]:
+        try:
+            waits.set()
+            await asyncio.sleep(3600)
+            yield daemon.frame
+        finally:
+            await asyncio.sleep(0.1)  # closing takes its time
+            has_left.set()
+
+    def interrupt() -> None:
+        waits.wait()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with Client(directory) as client:
+        monkeypatch.setattr(client._client, "watch_stats", silent)
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(client.watch_stats())
+        assert has_left.is_set()
 
 
 def test_a_closed_client_says_so(daemon: FakeDaemon, directory: Path) -> None:
