@@ -49,6 +49,15 @@ ENGINE_COMMAND: Sequence[str] = (sys.executable, "-P", "-m", "pagedd.daemon.engi
 _PERMANENT_CODES = frozenset(
     {"invalid_setting", "unknown_setting", "unsupported_model", "model_unavailable", "checksum_mismatch"}
 )
+_ENGINE_ENVIRONMENT = {
+    # CUDA's own order is by speed; in this one `cuda:1` is NVML's device 1 too.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # A step's tensors of some MiB are freed at once and wanted again in the next. By its own rules the C library gives
+    # their memory back each time, and new pages then cost up to twice what is computed in them. It heeds either setting
+    # only beside the other.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
 _MAX_FAILED_LOADS = 3
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 30.0
@@ -252,8 +261,7 @@ class EngineHost:
                 str(os.getpid()),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
-                # CUDA's own order is by speed; in this one `cuda:1` is NVML's device 1 too.
-                env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ},
+                env=_ENGINE_ENVIRONMENT | os.environ,
             )
             self._process, self.pid = process, process.pid
             if self._stopping.is_set():

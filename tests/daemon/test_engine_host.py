@@ -99,6 +99,16 @@ async def test_the_states_on_the_way_to_ready_are_told_in_order(start_host: Star
     assert engine.host.stats.num_blocks_free == 6
 
 
+async def test_the_engine_keeps_the_memory_of_a_step_for_the_next_unless_the_environment_says_otherwise(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    environ = psutil.Process((await start_host()).host.pid).environ()
+    assert environ["MALLOC_MMAP_THRESHOLD_"] == "33554432"
+    assert environ["MALLOC_TRIM_THRESHOLD_"] == "4096"
+    assert environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 async def test_a_request_while_loading_is_refused_with_the_progress(start_host: StartHost) -> None:
     engine = await start_host("slow", wait=False)
     await until(lambda: engine.host.progress >= 0.43)
