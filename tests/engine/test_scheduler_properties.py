@@ -7,7 +7,14 @@ from typing import ClassVar
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -124,14 +131,11 @@ class EngineLife(RuleBasedStateMachine):
                     assert self.bench.output(name, choice) == expected
 
 
-# Enough lives for well over 10 000 operations, each followed by the whole integrity check.
-TestEngineLife = EngineLife.TestCase
-TestEngineLife.settings = settings(
-    max_examples=400, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
-)
-
-
-def test_the_lives_above_were_eventful() -> None:
+def test_whatever_happens_blocks_add_up_and_every_answer_is_that_of_a_cold_engine() -> None:
+    """Enough lives for well over 10 000 operations, each followed by the whole integrity check."""
+    lives = settings(max_examples=400, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+    EngineLife.happened.clear()
+    run_state_machine_as_test(EngineLife, settings=lives)
     happened = EngineLife.happened
     assert sum(happened[kind] for kind in ("arrive", "advance", "abort", "change_priority", "step")) >= 10_000
     assert all(happened[kind] > 100 for kind in ("abort", "preempt", "evict", "hit", "fork"))
