@@ -377,7 +377,8 @@ class Service:
         request = entry.request
         if self._live.pop(request.request_id, None) is None:
             return  # refused before it was live
-        if request.outcome is not None and request.outcome != "error":
+        was_admitted = request.num_prompt_tokens > 0
+        if was_admitted and request.outcome is not None and request.outcome != "error":
             self.metrics.finished(
                 entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()
             )

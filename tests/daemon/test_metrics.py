@@ -93,6 +93,12 @@ async def test_a_request_is_counted_once_with_its_tokens_and_reason(service: Ser
     assert samples["vllm:iteration_tokens_total_count", ()] == 3
 
 
+async def test_a_request_whose_client_goes_before_the_engine_has_it_is_no_finished_one(service: Service) -> None:
+    [request_id] = service.start([Generate(id="a", prompt="abc")], Caller(uid=1), lambda message: None)
+    service.client_gone(request_id)
+    assert not [name for name, _ in scrape(service.metrics) if name.startswith("vllm:request_success")]
+
+
 async def test_a_refusal_is_counted_by_its_code_and_is_no_success(service: Service) -> None:
     heard: list[object] = []
     service.start([Generate(id="a", prompt="")], Caller(uid=1), heard.append)
