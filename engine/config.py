@@ -11,6 +11,7 @@ class EngineConfig:
         model: path of a GGUF file, or of a folder with config.json and safetensors.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: of weights and activations: `auto`, `float32`, `bfloat16` or `float16`.
+        weight_dtype: form of the weights on a CPU: `auto` (what the file has), `float32`, `bf16`, `int8` or `int4`.
         kv_cache_dtype: `auto` (that of the activations), `float32`, `bf16` or `fp16`.
         block_size: tokens per KV block: 8, 16 or 32.
         num_blocks: exact pool size; None sizes it from free memory.
@@ -27,6 +28,7 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    weight_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None

@@ -51,6 +51,11 @@ class KVStorage:
     def num_bytes(self) -> int:
         return self._data.nbytes
 
+    @property
+    def data(self) -> torch.Tensor:
+        """All layers at once, in the shape above."""
+        return self._data
+
     def layer(self, index: int) -> torch.Tensor:
         """[2, num_blocks, num_kv_heads, block_size, head_dim], a view."""
         return self._layers[index]

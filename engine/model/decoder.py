@@ -27,7 +27,7 @@ class Checkpoint(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
 
-class _Weights:
+class CheckedWeights:
     """A checkpoint's tensors, checked for shape and brought to the model's dtype and device."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
@@ -72,7 +72,7 @@ class Decoder:
     ) -> None:
         self._config = config
         self._scale = config.head_dim**-0.5
-        weights = _Weights(checkpoint, dtype, device)
+        weights = CheckedWeights(checkpoint, dtype, device)
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers: list[_Layer] = []
         for index in range(config.num_layers):
@@ -115,13 +115,13 @@ class Decoder:
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV.
 
-        The layers' own tensors; the KV gathered for attention; the logits, and the sampler's copies.
+        The layers' own tensors; the KV gathered for attention; the logits, as computed and in float32.
         """
         config = self._config
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         per_token = 4 * config.hidden_size + 3 * qkv_size + 4 * config.intermediate_size
         gathered = 2 * max(max_context_len, MAX_GATHERED_SLOTS) * config.num_kv_heads * config.head_dim
-        logits = 4 * num_rows * config.vocab_size * torch.float32.itemsize
+        logits = 2 * num_rows * config.vocab_size * torch.float32.itemsize
         return (num_tokens * per_token + gathered) * self._embedding.element_size() + logits
 
     def _attend(
@@ -152,7 +152,7 @@ class Decoder:
         return layer.output(attended.to(x.dtype).view(x.shape[0], num_heads * config.head_dim))
 
 
-def _load_layer(config: DecoderConfig, weights: _Weights, index: int) -> _Layer:
+def _load_layer(config: DecoderConfig, weights: CheckedWeights, index: int) -> _Layer:
     prefix = f"model.layers.{index}."
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim

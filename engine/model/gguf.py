@@ -7,12 +7,14 @@ library's. An architecture, a metadata key of it, a tensor or a quantization typ
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from gguf import dequantize
+from gguf import GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
 from pagedd.engine.model.config import DecoderConfig, malformed, parse_decoder_config, unsupported
 from pagedd.engine.model.gguf_file import GGUFFile
+from pagedd.engine.model.weight_blocks import WeightBlocks, read_blocks
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -51,6 +53,7 @@ _LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FLOAT_TYPES = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16}
 _TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_DIVISORS = "rope_freqs.weight"  # llama 3's scaling as the file carries it: what each frequency is divided by
 
@@ -77,20 +80,35 @@ class GGUFCheckpoint:
             values = dequantize(self._file.read(entry), entry.type)
         except NotImplementedError as error:
             raise unsupported(f"GGUF tensor type {entry.type.name} of {entry.name}") from error
-        if self._architecture == "llama":
-            values = self._restore_rotary_order(name, values)
+        order = self._rotary_order(name, len(values))
+        if order is not None:
+            values = values[order]
         return torch.from_numpy(values if values.flags.writeable else values.copy())  # float32 comes as a view
 
-    def _restore_rotary_order(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    def blocks(self, name: str) -> WeightBlocks | None:
+        """The matrix as the file quantizes it, rows as in `get`; `None` when it has no such form."""
+        entry = self._tensors[name]
+        if len(entry.shape) != 2:
+            return None
+        blocks = read_blocks(self._file.read(entry), entry.type)
+        order = self._rotary_order(name, entry.shape[0])
+        return blocks if blocks is None or order is None else blocks.take_rows(order)
+
+    def is_quantized(self, name: str) -> bool:
+        """Held in fewer than 16 bits a weight."""
+        return self._tensors[name].type not in _FLOAT_TYPES
+
+    def _rotary_order(self, name: str, num_rows: int) -> NDArray[np.int64] | None:
         """llama.cpp interleaves the two halves of every llama query and key head; transformers keeps them apart."""
+        if self._architecture != "llama":
+            return None
         if ".self_attn.q_proj." in name:
             num_heads = self.config.num_heads
         elif ".self_attn.k_proj." in name:
             num_heads = self.config.num_kv_heads
         else:
-            return values
-        pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
+            return None
+        return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def _parse_config(self) -> DecoderConfig:
         raw: dict[str, Any] = {"model_type": self._architecture}

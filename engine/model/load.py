@@ -17,14 +17,17 @@ from pagedd.engine.batch import Batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.storage import KVStorage
-from pagedd.engine.model.config import FUSED_ARCHITECTURES, ModelConfig, parse_decoder_config, parse_eos
-from pagedd.engine.model.decoder import Decoder
+from pagedd.engine.model.config import FUSED_ARCHITECTURES, DecoderConfig, ModelConfig, parse_decoder_config, parse_eos
+from pagedd.engine.model.cpu_decoder import CpuDecoder, unfit_for_cpu
+from pagedd.engine.model.decoder import Checkpoint, Decoder
 from pagedd.engine.model.gguf import GGUFCheckpoint
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint, read_json
+from pagedd.kernels import cpu, ops
 
 log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SHORT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -70,10 +73,12 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     path = Path(config.model)
     progress(0.0, f"reading {path.name}")
     if path.is_dir():
-        loaded = _load_folder(path, device, dtype, progress)
+        loaded = _load_folder(path, config, device, dtype, progress)
     elif path.exists():
         file = GGUFCheckpoint(path)
-        loaded = LoadedModel(Decoder(file.config, file, dtype, device, progress), file.config, device, dtype)
+        loaded = LoadedModel(
+            _make_decoder(config, file.config, file, device, dtype, progress), file.config, device, dtype
+        )
     else:
         raise EngineError("model_unavailable", f"{path} does not exist; fetch the model first")
     log.info("%s: %s, %s on %s", path.name, loaded.config.architecture, str(dtype).removeprefix("torch."), device)
@@ -81,7 +86,11 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
 
 
 def _load_folder(
-    folder: Path, device: torch.device, dtype: torch.dtype, progress: Callable[[float, str], None]
+    folder: Path,
+    settings: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[float, str], None],
 ) -> LoadedModel:
     raw = read_json(folder / "config.json")
     if raw.get("model_type") not in FUSED_ARCHITECTURES:
@@ -93,8 +102,51 @@ def _load_folder(
         eos = {*parse_eos(raw), *parse_eos(read_json(folder / "generation_config.json"))}
         raw["eos_token_id"] = sorted(eos)
     config = parse_decoder_config(raw)
-    model = Decoder(config, SafetensorsCheckpoint(folder), dtype, device, progress)
+    model = _make_decoder(settings, config, SafetensorsCheckpoint(folder), device, dtype, progress)
     return LoadedModel(model, config, device, dtype)
+
+
+def _make_decoder(
+    settings: EngineConfig,
+    config: DecoderConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[float, str], None],
+) -> Model:
+    """The C++ decoder where it can serve, else the one over torch operations; the log says which, and why."""
+    obstacle = _obstacle_to_cpp(config, device, dtype)
+    if obstacle is None:
+        progress(0.0, "C++ kernels")
+        try:
+            extension = cpu.load()
+        except cpu.KernelsUnavailableError as error:
+            obstacle = str(error)
+        else:
+            form = settings.weight_dtype
+            if form == "auto" and settings.dtype == "float32":
+                form = "float32"
+            decoder = CpuDecoder(extension, config, checkpoint, form, progress)
+            sizes = ", ".join(f"{size / 2**20:.0f} MiB {name}" for name, size in decoder.forms.items())
+            log.info("weights: %s; one C++ call a step", sizes)
+            return decoder
+    if settings.weight_dtype not in ("auto", _SHORT_NAMES.get(dtype)):
+        raise EngineError(
+            "invalid_setting", f"weight_dtype {settings.weight_dtype} needs the C++ kernels: {obstacle}; use auto"
+        )
+    level = logging.WARNING if device.type == "cpu" else logging.INFO
+    log.log(level, "the decoder runs over torch operations, because %s", obstacle)
+    return Decoder(config, checkpoint, dtype, device, progress)
+
+
+def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cpu":
+        return f"the device is {device}"
+    if (asked := os.environ.get(ops.BACKEND_VARIABLE)) is not None:
+        return f"{ops.BACKEND_VARIABLE}={asked} asks for it"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the C++ kernels keep KV in float32 or bfloat16, not in {dtype}"
+    return unfit_for_cpu(config)
 
 
 def choose_device(name: str) -> torch.device:
@@ -137,8 +189,8 @@ def num_physical_cores() -> int:
     """Cores that this process may run on, hyper-threads not counted: two threads of a core share its vector units."""
     allowed = os.sched_getaffinity(0)
     cores = set()
-    for cpu in allowed:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    for number in allowed:
+        topology = Path(f"/sys/devices/system/cpu/cpu{number}/topology")
         try:
             cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
         except OSError:

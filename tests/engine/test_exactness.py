@@ -97,7 +97,7 @@ class Setting:
     caching: bool = True
     num_tokens: int = 40_000
     one_by_one: bool = False
-    preempts: bool = False
+    preempts: bool = False  # later arrivals are more urgent, and the pool holds little more than the longest prompt
 
 
 SETTINGS = [
@@ -106,7 +106,7 @@ SETTINGS = [
     Setting(name="all at once with prefix caching", chunk=256),
     Setting(name="blocks of 8 in chunks of 64", block_size=8, chunk=64),
     Setting(name="blocks of 32 in chunks of 16", block_size=32, chunk=16, seats=12),
-    Setting(name="a pool so small that sequences are preempted", num_tokens=1600, preempts=True),
+    Setting(name="a pool so small that sequences are preempted", num_tokens=1600, chunk=256, preempts=True),
 ]
 
 
@@ -130,10 +130,19 @@ def run_engine(model: LoadedModel, setting: Setting, prompts: list[list[int]]) -
         temperature=0.0,
         stop_token_ids=tuple(model.config.eos_token_ids),
     )
-    waiting = [Request(request_id=str(i), prompt_token_ids=prompt, params=params) for i, prompt in enumerate(prompts)]
+    order = list(range(len(prompts)))
+    if setting.preempts:
+        order = order[-1:] + order[:-1]  # the longest comes first, and everything after it is more urgent
+    waiting = [
+        Request(request_id=str(i), prompt_token_ids=prompts[i], params=params, priority=rank if setting.preempts else 0)
+        for rank, i in enumerate(order)
+    ]
+    num_at_once = 1 if setting.one_by_one or setting.preempts else len(waiting)
     while waiting or engine.has_work:
-        while waiting and not (setting.one_by_one and engine.has_work):
-            engine.add(waiting.pop(0))
+        if not (setting.one_by_one and engine.has_work):
+            for request in waiting[:num_at_once]:
+                engine.add(request)
+            del waiting[:num_at_once]
         for output in engine.step():
             answers[int(output.request_id)] += output.token_ids
     engine.check_integrity()

@@ -1,0 +1,196 @@
+"""The Llama-family decoder as one C++ call a step: what serves on a CPU that has a compiler.
+
+Owns the choice of each weight's form and its packing. The pass itself is `kernels/cpu/decoder.cpp`; the same model over
+torch operations, wherever this one cannot serve, is `decoder.py`.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from pagedd.engine.batch import Batch
+from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.model.config import DecoderConfig
+from pagedd.engine.model.decoder import CheckedWeights, Checkpoint
+from pagedd.engine.model.rope import RotaryEmbedding
+from pagedd.engine.model.weight_blocks import GROUP, WeightBlocks, concatenate
+
+TILE = 16
+MAX_HEAD_DIM = 256
+
+
+@runtime_checkable
+class BlockCheckpoint(Protocol):
+    """A checkpoint that may hold matrices in quantized blocks."""
+
+    def blocks(self, name: str) -> WeightBlocks | None: ...
+    def is_quantized(self, name: str) -> bool: ...
+
+
+def unfit_for_cpu(config: DecoderConfig) -> str | None:
+    """Why the C++ decoder cannot run a model of these sizes; `None` when it can."""
+    if config.head_dim % TILE or config.head_dim > MAX_HEAD_DIM:
+        return f"head_dim {config.head_dim} is not a multiple of {TILE} up to {MAX_HEAD_DIM}"
+    for name, size, multiple in (
+        ("hidden_size", config.hidden_size, GROUP),
+        ("intermediate_size", config.intermediate_size, GROUP),
+        ("num_heads × head_dim", config.num_heads * config.head_dim, GROUP),
+        ("num_kv_heads × head_dim", config.num_kv_heads * config.head_dim, TILE),
+    ):
+        if size % multiple:
+            return f"{name} {size} is not a multiple of {multiple}"
+    return None
+
+
+class CpuDecoder:
+    """Tokens in, logits out, over `extension` (see `kernels/cpu`).
+
+    Attributes:
+        weight_bytes: what the packed weights take.
+        forms: form → bytes of the weights that are held in it.
+    """
+
+    def __init__(
+        self,
+        extension: ModuleType,
+        config: DecoderConfig,
+        checkpoint: Checkpoint,
+        form: str,
+        progress: Callable[[float, str], None],
+    ) -> None:
+        """`form`: float32, bf16, int8 or int4; `auto` keeps what the file quantizes and takes bf16 for the rest."""
+        self._config = config
+        self._packer = _Packer(extension, checkpoint, form)
+        self._rotary = RotaryEmbedding(config.rope, config.head_dim, torch.device("cpu"))
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        embedding = self._packer.linear({"model.embed_tokens": vocab_size}, hidden_size)
+        tied = config.tie_word_embeddings
+        head = embedding if tied else self._packer.linear({"lm_head": vocab_size}, hidden_size)
+        self._decoder: Any = extension.Decoder(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            embedding=embedding,
+            final_norm=self._packer.vector("model.norm.weight", hidden_size),
+            head=head,
+        )
+        for index in range(config.num_layers):
+            self._decoder.add_layer(**self._layer(index))
+            progress((index + 1) / config.num_layers, f"layer {index + 1} of {config.num_layers}")
+        self.forms = self._packer.bytes_by_form
+        self.weight_bytes = sum(self.forms.values())
+
+    def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
+        """Computes every token of `batch`, writes their KV: [num_rows, vocab_size] float32 logits of `logits_rows`."""
+        cos, sin = self._rotary(batch.positions)
+        logits: torch.Tensor = self._decoder.forward(
+            token_ids=batch.token_ids,
+            cos=cos,
+            sin=sin,
+            slots=batch.attention.slot_mapping,
+            query_starts=batch.attention.query_starts,
+            context_lens=batch.attention.context_lens,
+            block_tables=batch.attention.block_tables,
+            logits_rows=batch.logits_rows,
+            kv=kv.data,
+        )
+        return logits[:, : self._config.vocab_size]
+
+    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
+        """Upper bound on a step's scratch memory: float32 rows of every width, their quantized copies, and logits."""
+        config = self._config
+        widths = 2 * config.hidden_size + 3 * config.num_heads * config.head_dim + 2 * config.intermediate_size
+        return 4 * (num_tokens * widths + num_rows * config.vocab_size) + (4 << 20)
+
+    def _layer(self, index: int) -> dict[str, Any]:
+        config, packer, prefix = self._config, self._packer, f"model.layers.{index}."
+        hidden_size, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        return {
+            "attention_norm": packer.vector(prefix + "input_layernorm.weight", hidden_size),
+            "qkv": packer.linear(
+                {attention + "q_proj": query_size, attention + "k_proj": kv_size, attention + "v_proj": kv_size},
+                hidden_size,
+                has_bias=config.qkv_bias,
+            ),
+            "query_norm": packer.vector(attention + "q_norm.weight", head_dim) if config.qk_norm else None,
+            "key_norm": packer.vector(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
+            "output": packer.linear({attention + "o_proj": hidden_size}, query_size, has_bias=config.output_bias),
+            "mlp_norm": packer.vector(prefix + "post_attention_layernorm.weight", hidden_size),
+            "gate_up": packer.linear(
+                {mlp + "gate_proj": inner, mlp + "up_proj": inner},
+                hidden_size,
+                has_bias=config.mlp_bias,
+                interleave=True,
+            ),
+            "down": packer.linear({mlp + "down_proj": hidden_size}, inner, has_bias=config.mlp_bias),
+            "sliding_window": config.layer_windows[index] or 0,
+        }
+
+
+class _Packer:
+    """Takes vectors and matrices out of a checkpoint, packs the matrices, and counts what they take."""
+
+    def __init__(self, extension: ModuleType, checkpoint: Checkpoint, form: str) -> None:
+        self._extension: Any = extension
+        self._checkpoint = checkpoint
+        self._weights = CheckedWeights(checkpoint, torch.float32, torch.device("cpu"))
+        self._form = form
+        self.bytes_by_form: dict[str, int] = {}
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """[size] float32."""
+        return self._weights.take(name, size).contiguous()
+
+    def linear(
+        self, parts: dict[str, int], in_features: int, *, has_bias: bool = False, interleave: bool = False
+    ) -> Any:
+        """One product of the matrices `parts` (name → rows), stacked; with `interleave` their tiles take turns."""
+        form, tiles = self._pack(parts, in_features, len(parts) if interleave else 1)
+        bias = None
+        if has_bias:
+            vectors = [self.vector(f"{name}.bias", size) for name, size in parts.items()]
+            bias = _arrange(torch.cat(vectors), len(parts) if interleave else 1)
+        self.bytes_by_form[form] = self.bytes_by_form.get(form, 0) + tiles.nbytes
+        return self._extension.PackedLinear(tiles, form, in_features, bias)
+
+    def _pack(self, parts: dict[str, int], in_features: int, num_turns: int) -> tuple[str, torch.Tensor]:
+        names = [f"{name}.weight" for name in parts]
+        blocks = self._blocks(names) if self._form == "auto" else None
+        if blocks is not None and blocks.q.shape == (sum(parts.values()), in_features):
+            form = f"int{blocks.bits}"
+            arrays = (_arrange(torch.from_numpy(array), num_turns) for array in (blocks.q, blocks.scale, blocks.offset))
+            return form, self._extension.pack_blocks(*arrays, form)
+        form = self._form
+        if form == "auto":
+            # 8 bits for what the file quantizes in a way that does not fit the blocks, 16 for the rest.
+            form = "int8" if self._is_quantized(names) else "bf16"
+        matrices = [
+            self._weights.take(name, rows, in_features) for name, rows in zip(names, parts.values(), strict=True)
+        ]
+        return form, self._extension.pack(_arrange(torch.cat(matrices), num_turns), form)
+
+    def _blocks(self, names: list[str]) -> WeightBlocks | None:
+        """All of `names` in quantized blocks of the same width, else `None`."""
+        if not isinstance(self._checkpoint, BlockCheckpoint) or any(name not in self._checkpoint for name in names):
+            return None
+        blocks = [read for name in names if (read := self._checkpoint.blocks(name)) is not None]
+        if len(blocks) < len(names) or len({(part.bits, part.q.shape[1]) for part in blocks}) > 1:
+            return None
+        return concatenate(blocks)
+
+    def _is_quantized(self, names: list[str]) -> bool:
+        return isinstance(self._checkpoint, BlockCheckpoint) and all(map(self._checkpoint.is_quantized, names))
+
+
+def _arrange(stacked: torch.Tensor, num_turns: int) -> torch.Tensor:
+    """Rows as the product wants them: tiles of the `num_turns` equal parts in turn, the last tile filled with zeros."""
+    padded = torch.nn.functional.pad(stacked, (0, 0) * (stacked.dim() - 1) + (0, -len(stacked) % TILE))
+    tiles = padded.view(num_turns, -1, TILE, *padded.shape[1:])
+    return tiles.transpose(0, 1).reshape(padded.shape).contiguous()

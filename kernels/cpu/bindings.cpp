@@ -1,0 +1,181 @@
+// What Python sees: packed weights, and a decoder that runs over torch tensors. The only file that includes torch.
+#include <torch/extension.h>
+
+#include "decoder.h"
+
+namespace pagedd::cpu {
+namespace {
+
+Form form_of(const std::string& name) {
+  if (name == "float32") return Form::kFloat32;
+  if (name == "bf16") return Form::kBFloat16;
+  if (name == "int8") return Form::kInt8;
+  if (name == "int4") return Form::kInt4;
+  throw std::invalid_argument("weight form '" + name + "': use float32, bf16, int8 or int4");
+}
+
+template <class T>
+const T* data(const torch::Tensor& tensor, torch::ScalarType type, const char* name) {
+  TORCH_CHECK(tensor.is_contiguous() && tensor.device().is_cpu() && tensor.scalar_type() == type, name,
+              ": a contiguous CPU tensor of ", type, " is expected");
+  return static_cast<const T*>(tensor.data_ptr());
+}
+
+void check_sizes(int64_t out, int64_t in) {
+  TORCH_CHECK(out % kTile == 0 && in % kGroup == 0, "a weight of ", out, " x ", in, " cannot be packed: multiples of ",
+              kTile, " and ", kGroup, " are expected");
+}
+
+// Weight [out, in] float32 → tiles, uint8.
+torch::Tensor pack(const torch::Tensor& weight, const std::string& form_name) {
+  const Form form = form_of(form_name);
+  const int64_t out = weight.size(0), in = weight.size(1);
+  check_sizes(out, in);
+  auto tiles = torch::empty({out / kTile, int64_t(Linear::tile_bytes(form, int(in)))}, torch::kUInt8);
+  pack_floats(data<float>(weight, torch::kFloat32, "weight"), int(out), int(in), form, tiles.data_ptr<uint8_t>());
+  return tiles;
+}
+
+// q [out, in] uint8, scale and offset [out, in / 32] float16 → tiles, uint8.
+torch::Tensor pack_blocks(const torch::Tensor& q, const torch::Tensor& scale, const torch::Tensor& offset,
+                          const std::string& form_name) {
+  const Form form = form_of(form_name);
+  TORCH_CHECK(form == Form::kInt4 || form == Form::kInt8, "quantized weights are packed as int4 or int8");
+  const int64_t out = q.size(0), in = q.size(1);
+  check_sizes(out, in);
+  auto tiles = torch::empty({out / kTile, int64_t(Linear::tile_bytes(form, int(in)))}, torch::kUInt8);
+  pack_quantized(data<uint8_t>(q, torch::kUInt8, "q"), data<uint16_t>(scale, torch::kFloat16, "scale"),
+                 data<uint16_t>(offset, torch::kFloat16, "offset"), int(out), int(in), form,
+                 tiles.data_ptr<uint8_t>());
+  return tiles;
+}
+
+// A packed weight with the tensors that it points into.
+struct PackedLinear {
+  torch::Tensor tiles;
+  std::optional<torch::Tensor> bias;
+  Linear linear;
+
+  PackedLinear(torch::Tensor tiles_in, const std::string& form, int in_features, std::optional<torch::Tensor> bias_in)
+      : tiles(std::move(tiles_in)), bias(std::move(bias_in)) {
+    linear = {form_of(form), in_features, int(tiles.size(0)) * kTile, data<uint8_t>(tiles, torch::kUInt8, "tiles"),
+              bias ? data<float>(*bias, torch::kFloat32, "bias") : nullptr};
+    TORCH_CHECK(size_t(tiles.size(1)) == linear.tile_bytes(), "tiles do not have the size of their form");
+    TORCH_CHECK(!bias || bias->numel() == linear.out_features, "bias: one value an output is expected");
+  }
+
+  // x [rows, in] float32 → [rows, out] float32, on the calling thread.
+  torch::Tensor multiply_rows(const torch::Tensor& x) const {
+    const int rows = int(x.size(0));
+    const float* values = data<float>(x, torch::kFloat32, "x");
+    const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
+    std::vector<uint8_t> prepared(rows * row_bytes);
+    for (int row = 0; row < rows; ++row)
+      prepare_row(linear.form, linear.in_features, values + size_t(row) * linear.in_features,
+                  prepared.data() + row * row_bytes);
+    auto y = torch::empty({rows, linear.out_features});
+    multiply(linear, prepared.data(), 0, rows, 0, linear.out_features / kTile, Epilogue::kStore, y.data_ptr<float>(),
+             linear.out_features);
+    return y;
+  }
+
+  torch::Tensor row(int64_t index) const {
+    auto out = torch::empty({linear.in_features});
+    unpack_row(linear, index, out.data_ptr<float>());
+    return out;
+  }
+};
+
+class TorchDecoder {
+ public:
+  TorchDecoder(int hidden_size, int intermediate_size, int num_heads, int num_kv_heads, int head_dim, float eps,
+               std::shared_ptr<PackedLinear> embedding, torch::Tensor final_norm, std::shared_ptr<PackedLinear> head)
+      : head_dim_(head_dim),
+        num_kv_heads_(num_kv_heads),
+        vocab_size_(head->linear.out_features),
+        decoder_({hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, eps}, keep(embedding),
+                 keep(final_norm), keep(head)) {}
+
+  void add_layer(const torch::Tensor& attention_norm, const std::shared_ptr<PackedLinear>& qkv,
+                 const std::optional<torch::Tensor>& query_norm, const std::optional<torch::Tensor>& key_norm,
+                 const std::shared_ptr<PackedLinear>& output, const torch::Tensor& mlp_norm,
+                 const std::shared_ptr<PackedLinear>& gate_up, const std::shared_ptr<PackedLinear>& down,
+                 int sliding_window) {
+    decoder_.add_layer({keep(attention_norm), keep(qkv), query_norm ? keep(*query_norm) : nullptr,
+                        key_norm ? keep(*key_norm) : nullptr, keep(output), keep(mlp_norm), keep(gate_up), keep(down),
+                        sliding_window});
+    ++num_layers_;
+  }
+
+  // Shapes and dtypes are those of engine/batch.py; kv is the whole cache. Returns [num_rows, vocabulary] float32.
+  torch::Tensor forward(const torch::Tensor& token_ids, const torch::Tensor& cos, const torch::Tensor& sin,
+                        const torch::Tensor& slots, const torch::Tensor& query_starts,
+                        const torch::Tensor& context_lens, const torch::Tensor& block_tables,
+                        const torch::Tensor& logits_rows, const torch::Tensor& kv) {
+    TORCH_CHECK(kv.dim() == 6 && kv.size(0) == num_layers_ && kv.size(3) == num_kv_heads_ && kv.size(5) == head_dim_ &&
+                    kv.is_contiguous(),
+                "kv: [layers, 2, blocks, kv heads, block size, head size] of this model is expected");
+    const bool is_float = kv.scalar_type() == torch::kFloat32;
+    TORCH_CHECK(is_float || kv.scalar_type() == torch::kBFloat16, "kv: float32 or bfloat16 is expected");
+    const Batch batch{
+        int(token_ids.size(0)),
+        data<int64_t>(token_ids, torch::kInt64, "token_ids"),
+        data<float>(cos, torch::kFloat32, "cos"),
+        data<float>(sin, torch::kFloat32, "sin"),
+        data<int64_t>(slots, torch::kInt64, "slots"),
+        {data<int32_t>(query_starts, torch::kInt32, "query_starts"),
+         data<int32_t>(context_lens, torch::kInt32, "context_lens"),
+         data<int32_t>(block_tables, torch::kInt32, "block_tables"), block_tables.size(1), int(context_lens.size(0))},
+        int(logits_rows.size(0)),
+        data<int64_t>(logits_rows, torch::kInt64, "logits_rows"),
+    };
+    auto logits = torch::empty({logits_rows.size(0), vocab_size_});
+    const KvCache cache{static_cast<uint8_t*>(kv.data_ptr()), is_float ? KvType::kFloat32 : KvType::kBFloat16,
+                        kv.size(2), int(kv.size(4))};
+    const pybind11::gil_scoped_release release;
+    decoder_.forward(batch, cache, at::get_num_threads(), logits.data_ptr<float>());
+    return logits;
+  }
+
+ private:
+  const float* keep(const torch::Tensor& tensor) {
+    kept_tensors_.push_back(tensor);
+    return data<float>(tensor, torch::kFloat32, "weight");
+  }
+  Linear keep(const std::shared_ptr<PackedLinear>& linear) {
+    kept_linears_.push_back(linear);
+    return linear->linear;
+  }
+
+  std::vector<torch::Tensor> kept_tensors_;
+  std::vector<std::shared_ptr<PackedLinear>> kept_linears_;
+  int64_t num_layers_ = 0;
+  int64_t head_dim_, num_kv_heads_, vocab_size_;
+  Decoder decoder_;
+};
+
+}  // namespace
+}  // namespace pagedd::cpu
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace pagedd::cpu;
+  namespace py = pybind11;
+  module.def("pack", &pack, py::arg("weight"), py::arg("form"));
+  module.def("pack_blocks", &pack_blocks, py::arg("q"), py::arg("scale"), py::arg("offset"), py::arg("form"));
+  py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(module, "PackedLinear")
+      .def(py::init<torch::Tensor, const std::string&, int, std::optional<torch::Tensor>>(), py::arg("tiles"),
+           py::arg("form"), py::arg("in_features"), py::arg("bias") = py::none())
+      .def("multiply", &PackedLinear::multiply_rows, py::arg("x"))
+      .def("row", &PackedLinear::row, py::arg("index"));
+  py::class_<TorchDecoder>(module, "Decoder")
+      .def(py::init<int, int, int, int, int, float, std::shared_ptr<PackedLinear>, torch::Tensor,
+                    std::shared_ptr<PackedLinear>>(),
+           py::arg("hidden_size"), py::arg("intermediate_size"), py::arg("num_heads"), py::arg("num_kv_heads"),
+           py::arg("head_dim"), py::arg("rms_norm_eps"), py::arg("embedding"), py::arg("final_norm"), py::arg("head"))
+      .def("add_layer", &TorchDecoder::add_layer, py::arg("attention_norm"), py::arg("qkv"), py::arg("query_norm"),
+           py::arg("key_norm"), py::arg("output"), py::arg("mlp_norm"), py::arg("gate_up"), py::arg("down"),
+           py::arg("sliding_window"))
+      .def("forward", &TorchDecoder::forward, py::arg("token_ids"), py::arg("cos"), py::arg("sin"), py::arg("slots"),
+           py::arg("query_starts"), py::arg("context_lens"), py::arg("block_tables"), py::arg("logits_rows"),
+           py::arg("kv"));
+}

@@ -1,0 +1,187 @@
+#include "decoder.h"
+
+#include <omp.h>
+
+#include "rope_kv.h"
+#include "team.h"
+#include "vector_math.h"
+
+namespace pagedd::cpu {
+namespace {
+
+constexpr int kRowStep = 8;   // rows that a thread takes at once where rows are independent
+constexpr int kTileStep = 4;  // tiles of 16 outputs; even, since gate and up tiles come in pairs
+constexpr size_t kAlignment = 64;
+
+// y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019)
+void rms_norm(const float* x, const float* weight, int size, float eps, float* y) {
+  Vec squares = Vec::zero();
+  for (int i = 0; i < size; i += kLanes) squares = fma(Vec::load(x + i), Vec::load(x + i), squares);
+  const Vec factor = Vec::all(1.0f / std::sqrt(squares.sum() / float(size) + eps));
+  for (int i = 0; i < size; i += kLanes) (Vec::load(x + i) * factor * Vec::load(weight + i)).store(y + i);
+}
+
+}  // namespace
+
+// Where the intermediate results of a step lie, in one allocation.
+struct Decoder::Scratch {
+  Team team;
+  float* residual;    // [num_tokens, hidden_size]
+  float* qkv;         // [num_tokens, qkv_size]
+  float* attended;    // [num_tokens, query_size]
+  float* inner;       // [num_tokens, intermediate_size]
+  uint8_t* prepared;  // inputs of the next product: shared, or one row for each thread
+  void* partial;      // attention over split contexts
+  std::vector<uint8_t*> attention;  // of each thread
+  std::vector<float*> row;          // of each thread, the widest row
+
+  explicit Scratch(int num_threads) : team(num_threads), attention(num_threads), row(num_threads) {}
+
+  // With fewer rows than threads each thread prepares the inputs for itself: cheaper than a barrier.
+  bool prepares_alone(int num_rows) const { return num_rows < team.size(); }
+};
+
+void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, float* logits) {
+  const int hidden = shape_.hidden_size, num_tokens = batch.num_tokens;
+  plan_.build(batch.attention, shape_.num_heads, shape_.num_kv_heads, shape_.head_dim, num_threads,
+              widest_window());
+
+  // Laid out twice: to know the size, then at the address that the first pass made.
+  Scratch scratch(num_threads);
+  size_t prepared_bytes = 0;
+  const auto want = [&](const Linear& linear, size_t num_rows) {
+    const size_t rows = scratch.prepares_alone(int(num_rows)) ? num_rows * num_threads : num_rows;
+    prepared_bytes = std::max(prepared_bytes, rows * prepared_row_bytes(linear.form, linear.in_features));
+  };
+  for (const Linear* linear : {&layers_[0].qkv, &layers_[0].output, &layers_[0].gate_up, &layers_[0].down})
+    want(*linear, num_tokens);
+  want(head_, batch.num_logits_rows);
+  const size_t widest = std::max({hidden, shape_.intermediate_size, shape_.query_size()});
+  const auto lay_out = [&](uint8_t* base) {
+    size_t used = 0;
+    const auto take = [&](size_t bytes) {
+      uint8_t* here = base + used;
+      used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      return here;
+    };
+    const auto floats = [&](size_t width) { return reinterpret_cast<float*>(take(num_tokens * width * sizeof(float))); };
+    scratch.residual = floats(hidden);
+    scratch.qkv = floats(shape_.qkv_size());
+    scratch.attended = floats(shape_.query_size());
+    scratch.inner = floats(shape_.intermediate_size);
+    scratch.prepared = take(prepared_bytes);
+    scratch.partial = take(plan_.partial_bytes());
+    for (uint8_t*& attention : scratch.attention) attention = take(plan_.scratch_bytes_per_thread());
+    for (float*& row : scratch.row) row = reinterpret_cast<float*>(take(widest * sizeof(float)));
+    return used;
+  };
+  const size_t total = lay_out(nullptr) + kAlignment;
+  if (memory_.size() < total) memory_.resize(total);
+  const size_t misaligned = reinterpret_cast<uintptr_t>(memory_.data()) % kAlignment;
+  lay_out(memory_.data() + (misaligned ? kAlignment - misaligned : 0));
+
+  const size_t kv_plane = size_t(kv.num_blocks) * shape_.num_kv_heads * kv.block_size * shape_.head_dim *
+                          (kv.type == KvType::kFloat32 ? 4 : 2);
+#pragma omp parallel num_threads(num_threads)
+  {
+    const int thread = omp_get_thread_num();
+    Team& team = scratch.team;
+    team.share(num_tokens, kRowStep, [&](int begin, int end) {
+      for (int row = begin; row < end; ++row)
+        unpack_row(embedding_, batch.token_ids[row], scratch.residual + size_t(row) * hidden);
+    });
+    for (size_t index = 0; index < layers_.size(); ++index) {
+      uint8_t* keys = kv.data + 2 * index * kv_plane;
+      const KvLayer kv_layer{keys, keys + kv_plane, kv.type, kv.num_blocks, shape_.num_kv_heads, kv.block_size,
+                             shape_.head_dim};
+      run_layer(layers_[index], kv_layer, batch, scratch, thread);
+    }
+    // Only the rows that somebody samples from go on: the head is the largest product of all.
+    const size_t row_bytes = prepared_row_bytes(head_.form, hidden);
+    team.share(batch.num_logits_rows, 1, [&](int begin, int end) {
+      for (int row = begin; row < end; ++row) {
+        const float* x = scratch.residual + batch.logits_rows[row] * hidden;
+        rms_norm(x, final_norm_, hidden, shape_.rms_norm_eps, scratch.row[thread]);
+        prepare_row(head_.form, hidden, scratch.row[thread], scratch.prepared + row * row_bytes);
+      }
+    });
+    team.share(head_.out_features / kTile, 4 * kTileStep, [&](int begin, int end) {
+      multiply(head_, scratch.prepared, 0, batch.num_logits_rows, begin, end, Epilogue::kStore, logits,
+               head_.out_features);
+    });
+  }
+}
+
+int Decoder::widest_window() const {
+  int widest = 0;
+  for (const Layer& layer : layers_) {
+    if (layer.sliding_window == 0) return 0;
+    widest = std::max(widest, layer.sliding_window);
+  }
+  return widest;
+}
+
+void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batch, Scratch& scratch, int thread) {
+  Team& team = scratch.team;
+  const int num_tokens = batch.num_tokens, hidden = shape_.hidden_size;
+  const int query_size = shape_.query_size(), qkv_size = shape_.qkv_size();
+  float* const own_row = scratch.row[thread];
+  const bool alone = scratch.prepares_alone(num_tokens);
+
+  // Inputs of `linear` from make_row(row), which returns a row of floats; returns where they are.
+  const auto prepare = [&](const Linear& linear, auto make_row) {
+    const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
+    if (alone) {
+      uint8_t* own = scratch.prepared + size_t(thread) * num_tokens * row_bytes;
+      for (int row = 0; row < num_tokens; ++row)
+        prepare_row(linear.form, linear.in_features, make_row(row), own + row * row_bytes);
+      return own;
+    }
+    team.share(num_tokens, kRowStep, [&](int begin, int end) {
+      for (int row = begin; row < end; ++row)
+        prepare_row(linear.form, linear.in_features, make_row(row), scratch.prepared + row * row_bytes);
+    });
+    return scratch.prepared;
+  };
+  const auto product = [&](const Linear& linear, const uint8_t* inputs, Epilogue epilogue, float* y, int width) {
+    team.share(linear.out_features / kTile, kTileStep, [&](int begin, int end) {
+      multiply(linear, inputs, 0, num_tokens, begin, end, epilogue, y, width);
+    });
+  };
+  const auto normed = [&](const float* weight) {
+    return [&, weight](int row) {
+      rms_norm(scratch.residual + size_t(row) * hidden, weight, hidden, shape_.rms_norm_eps, own_row);
+      return own_row;
+    };
+  };
+
+  const uint8_t* inputs = prepare(layer.qkv, normed(layer.attention_norm));
+  product(layer.qkv, inputs, Epilogue::kStore, scratch.qkv, qkv_size);
+
+  team.share(num_tokens, kRowStep, [&](int begin, int end) {
+    rope_and_write_kv(scratch.qkv, qkv_size, begin, end, shape_.num_heads, batch.cos, batch.sin, layer.query_norm,
+                      layer.key_norm, shape_.rms_norm_eps, batch.slots, kv);
+  });
+  const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
+  team.share(plan_.num_items(), 1, [&](int item, int) {
+    attend_item(plan_, batch.attention, item, scratch.qkv, qkv_size, kv, scale, 0.0f, layer.sliding_window,
+                scratch.attended, query_size, scratch.partial, scratch.attention[thread]);
+  });
+  inputs = prepare(layer.output, [&](int row) -> const float* {
+    float* attended = scratch.attended + size_t(row) * query_size;
+    if (alone) {  // every thread reduces the same partial results, each into its own row
+      std::copy(attended, attended + query_size, own_row);
+      attended = own_row;
+    }
+    combine_rows(plan_, row, row + 1, attended - int64_t(row) * query_size, query_size, scratch.partial);
+    return attended;
+  });
+  product(layer.output, inputs, Epilogue::kAdd, scratch.residual, hidden);
+
+  inputs = prepare(layer.gate_up, normed(layer.mlp_norm));
+  product(layer.gate_up, inputs, Epilogue::kSiluAndMul, scratch.inner, shape_.intermediate_size);
+  inputs = prepare(layer.down, [&](int row) { return scratch.inner + size_t(row) * shape_.intermediate_size; });
+  product(layer.down, inputs, Epilogue::kAdd, scratch.residual, hidden);
+}
+
+}  // namespace pagedd::cpu

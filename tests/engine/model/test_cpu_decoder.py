@@ -1,0 +1,126 @@
+"""The decoder as one C++ call: logits against transformers, forms of weights, and where it cannot serve."""
+
+import logging
+
+import pytest
+import torch
+
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.errors import EngineError
+from pagedd.engine.model.cpu_decoder import CpuDecoder
+from pagedd.engine.model.decoder import Decoder
+from pagedd.engine.model.load import load_model
+from pagedd.kernels import cpu
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+}
+WHOLE = [{0: 29, 1: 13}]
+ALONE = [{0: 29}, {1: 13}]
+MIXED = [{0: 11}, {1: 12, 0: 9}, {0: 8, 1: 1}, {0: 1}]
+
+
+@pytest.fixture(autouse=True)
+def extension():
+    try:
+        return cpu.load()
+    except cpu.KernelsUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def make_config(kind: str, num_heads: int, num_kv_heads: int, head_dim: int, **changes):
+    from transformers import AutoConfig
+
+    heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": head_dim}
+    return AutoConfig.for_model(kind, **(SHAPE | heads | changes))
+
+
+def random_prompts(*lengths: int, vocab_size: int = 97) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("steps", [WHOLE, ALONE, MIXED], ids=["together", "alone", "chunks and decodes"])
+@pytest.mark.parametrize(
+    ("kind", "heads", "changes"),
+    [
+        ("llama", (3, 3, 64), {"hidden_size": 192}),
+        ("llama", (6, 2, 80), {"hidden_size": 96}),
+        ("llama", (8, 1, 128), {"tie_word_embeddings": True}),
+        ("llama", (4, 1, 64), {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", (4, 2, 64), {}),
+        ("qwen2", (4, 2, 64), {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+        ("qwen3", (8, 2, 80), {}),
+        ("mistral", (2, 2, 16), {"sliding_window": 8}),
+        ("mistral", (4, 1, 96), {"sliding_window": None}),
+    ],
+    ids=str,
+)
+def test_float32_logits_equal_transformers(tiny, load, check_logits, kind, heads, changes, steps) -> None:
+    folder, model = tiny(make_config(kind, *heads, **changes))
+    loaded = load(folder)
+    assert isinstance(loaded.model, CpuDecoder)
+    check_logits(loaded, model, random_prompts(29, 13), steps)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
+def test_the_block_size_does_not_show(tiny, load, check_logits, block_size) -> None:
+    folder, model = tiny(make_config("llama", 4, 2, 64))
+    check_logits(load(folder), model, random_prompts(29, 13), MIXED, block_size=block_size)
+
+
+@pytest.mark.parametrize(("form", "tolerance"), [("bf16", 0.05), ("int8", 0.1), ("int4", 0.5)])
+def test_narrower_forms_stay_close_and_every_row_count_sees_the_same_weights(
+    tiny, load, paged_logits, form, tolerance
+) -> None:
+    folder, model = tiny(make_config("llama", 4, 2, 64))
+    prompts = random_prompts(29, 13)
+    loaded = load(folder, dtype="bfloat16", weight_dtype=form)
+    assert set(loaded.model.forms) == {form}
+    whole, mixed = (paged_logits(loaded, prompts, steps) for steps in (WHOLE, MIXED))
+    for index, prompt in enumerate(prompts):
+        last = len(prompt) - 1
+        expected = model(input_ids=torch.tensor([prompt])).logits[0, last]
+        scale = expected.abs().max()
+        assert (whole[index][last] - expected).abs().max() < tolerance * scale
+        assert (whole[index][last] - mixed[index][last]).abs().max() < 0.03 * scale
+
+
+def test_auto_keeps_a_gguf_files_own_numbers(model_gguf) -> None:
+    loaded = load_model(EngineConfig(model=str(model_gguf), device="cpu"), lambda share, what: None)
+    assert set(loaded.model.forms) == {"int4", "int8"}
+    assert loaded.model.weight_bytes < 110e6
+
+
+def test_without_a_compiler_the_slower_path_serves_and_the_log_says_why(tiny, load, monkeypatch, caplog) -> None:
+    def fail():
+        raise cpu.KernelsUnavailableError("no C++ compiler (g++ is not on the PATH); install g++")
+
+    monkeypatch.setattr(cpu, "load", fail)
+    folder, _ = tiny(make_config("llama", 4, 2, 64))
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(load(folder).model, Decoder)
+    assert "install g++" in caplog.text
+    with pytest.raises(EngineError, match="invalid_setting: weight_dtype int4 needs the C"):
+        load(folder, weight_dtype="int4")
+
+
+def test_sizes_that_do_not_fit_the_tiles_are_served_by_torch(tiny, load, check_logits, caplog) -> None:
+    folder, model = tiny(make_config("llama", 4, 2, 8))
+    with caplog.at_level(logging.WARNING):
+        loaded = load(folder)
+    assert isinstance(loaded.model, Decoder)
+    assert "head_dim 8 is not a multiple of 16" in caplog.text
+    check_logits(loaded, model, random_prompts(29, 13), WHOLE)
+
+
+def test_no_compiler_on_the_path_is_said_by_name(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(cpu.KernelsUnavailableError, match="no C\\+\\+ compiler \\(no-such-compiler"):
+        cpu.load.__wrapped__()
