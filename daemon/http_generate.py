@@ -5,6 +5,7 @@ like is `openai_schema.py`'s and `openai_responses.py`'s.
 """
 
 import asyncio
+import logging
 import time
 
 from aiohttp import web
@@ -16,6 +17,8 @@ from pagedd.daemon.openai_responses import DONE_EVENT, AnswerWriter, error_body,
 from pagedd.daemon.openai_schema import OpenAIRequest
 from pagedd.daemon.request_stream import RequestStream
 from pagedd.daemon.service import Service
+
+log = logging.getLogger(__name__)
 
 # A connection whose buffer is full and that takes nothing for so long is dropped.
 _WRITE_TIMEOUT_S = 60.0
@@ -81,6 +84,19 @@ class _Run:
             raise self._refusal(failed)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(self._http)
+        try:
+            await self._write_events(response, writer, messages)
+        except ConnectionError:
+            raise
+        except Exception:
+            # The status is out, so that the fault can only be an event.
+            log.exception("a stream broke", extra={"request_id": self._ids[0]})
+            await self._write(response, event(error_body("internal", "the log has the trace", None)))
+        return response
+
+    async def _write_events(
+        self, response: web.StreamResponse, writer: AnswerWriter, messages: list[DaemonMessage]
+    ) -> None:
         while True:
             payload = b""
             for message in messages:
@@ -89,7 +105,7 @@ class _Run:
                 elif isinstance(message, Failed):
                     error = self._refusal(message)
                     await self._write(response, payload + event(error_body(error.code, error.message, error.field)))
-                    return response
+                    return
                 self._keep(message)
             if self._all_done:
                 break
@@ -99,7 +115,6 @@ class _Run:
         if self._request.include_usage:
             payload += writer.usage_chunk(self._usage())
         await self._write(response, payload + DONE_EVENT)
-        return response
 
     async def _write(self, response: web.StreamResponse, payload: bytes) -> None:
         try:
