@@ -8,12 +8,13 @@ LOCKS := requirements.lock requirements-dev.lock
 LOCK_DIGEST := $(shell cat $(LOCKS) pyproject.toml scripts/environment | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_DIGEST)
 MODEL ?= smollm2-135m-instruct
-BENCHES := paging static_batch
+BENCHES := paging step static_batch
+PEERS :=
 PACKAGES := client kernels engine daemon tui bench
 
 .PHONY: help
 help:  ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: run
 run: $(STAMP)  ## set up, fetch the default model, start the daemon in the foreground (ARGS="--flag ...")
@@ -37,8 +38,12 @@ format: $(STAMP)  ## let ruff rewrite the sources
 	$(VENV)/bin/ruff format
 
 .PHONY: bench
-bench: $(STAMP)  ## run the benchmarks and print their tables
+bench: $(STAMP)  ## run the benchmarks and print their tables (BENCHES="accuracy" for one that takes long)
 	@for bench in $(BENCHES); do echo "== $$bench"; $(VENV)/bin/python -P -m pagedd.bench.$$bench || exit; done
+
+.PHONY: bench-peers
+bench-peers: $(STAMP)  ## measure pagedd against the servers in PEERS=DIR, in turn, three rounds (ARGS="--rounds 1")
+	@$(VENV)/bin/python -P -m pagedd.bench.serving --peers "$(or $(PEERS),$(error give the folder of the peers: make bench-peers PEERS=DIR))" $(ARGS)
 
 .PHONY: install
 install:  ## as root: install under /opt/pagedd with the systemd service (DESTDIR, PREFIX, INSTALL_VENV)

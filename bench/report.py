@@ -15,11 +15,20 @@ Cell = str | int | float | bool | None
 _PACKAGES = ("pagedd", "torch", "transformers", "numpy")
 
 
-def print_report(benchmark: str, rows: Sequence[Mapping[str, Cell]], figures: Mapping[str, object]) -> None:
-    """Prints `rows` as a table and `figures` as JSON. The JSON line is the last, so that `tail -1` finds it."""
+def print_report(
+    benchmark: str, rows: Sequence[Mapping[str, Cell]], figures: Mapping[str, object], *, output: Path | None = None
+) -> None:
+    """Prints `rows` as a table and `figures` as JSON. The JSON line is the last, so that `tail -1` finds it.
+
+    With `output` the same JSON is also written to that file, indented, so that a change in it can be read.
+    """
+    report = {"benchmark": benchmark, **figures, **environment()}
     print(table(rows))
     print()
-    print(json.dumps({"benchmark": benchmark, **figures, **environment()}), flush=True)
+    print(json.dumps(report), flush=True)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def table(rows: Sequence[Mapping[str, Cell]]) -> str:
