@@ -4,6 +4,7 @@ Owns routes, who may call, and errors as HTTP. Generation is `http_generate.py`'
 `openai_responses.py`'s. There is no CORS header on purpose: a page in a browser has no business here.
 """
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -20,6 +21,7 @@ from pagedd.client.errors import ERROR_KINDS, PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
 from pagedd.daemon.http_generate import generate
 from pagedd.daemon.metrics import CONTENT_TYPE
 from pagedd.daemon.openai_responses import encode, error_body
@@ -41,6 +43,7 @@ Door = Callable[[web.Request], Caller]  # who calls; raises `PageddError` for on
 _CALLER = web.RequestKey("caller", Caller)
 _MAX_HEADER_BYTES = 8192
 _BACKLOG = 512
+_BODY_TIMEOUT_S = 60.0
 # After `Service.close` every answer is complete; what a client has not read by then is cut.
 _SHUTDOWN_S = 2.0
 
@@ -79,6 +82,8 @@ class HttpApi:
         self._config = config
         self._keys: list[ApiKey] = []
         self._runners: list[web.AppRunner] = []
+        self._listeners: list[asyncio.Server] = []
+        self._connections = ConnectionCount(max_connections())
 
     async def start(self) -> None:
         """Binds and serves.
@@ -93,25 +98,40 @@ class HttpApi:
 
     async def close(self) -> None:
         """Stops listening, gives the answers under way a moment to leave, and removes the socket."""
+        for listener in self._listeners:
+            listener.close()
         for runner in self._runners:
             await runner.cleanup()
         if self._runners:
             self._path.unlink(missing_ok=True)
         self._runners.clear()
+        self._listeners.clear()
 
     async def _serve(self, door: Door, listener: socket.socket) -> None:
         runner = web.AppRunner(
             _application(self._service, door),
             handler_cancellation=True,
-            access_log=None,
             handle_signals=False,
             shutdown_timeout=_SHUTDOWN_S,
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
         )
         await runner.setup()
         self._runners.append(runner)
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        server = runner.server
+        if server is None:
+            raise RuntimeError("a runner that is set up has a server")
+
+        def connect() -> HttpConnection:
+            return HttpConnection(
+                server,
+                self._connections,
+                lambda error: _error(self._service, error),
+                access_log=None,
+                max_line_size=_MAX_HEADER_BYTES,
+                max_field_size=_MAX_HEADER_BYTES,
+            )
+
+        loop = asyncio.get_running_loop()
+        self._listeners.append(await loop.create_server(connect, sock=listener, backlog=_BACKLOG))
 
     def _unix_door(self, request: web.Request) -> Caller:
         connection = request.transport.get_extra_info("socket") if request.transport is not None else None
@@ -228,11 +248,11 @@ class _Handlers:
         return _json(card)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        token_ids = await self._service.tokenize(tokenize_request(await request.read()))
+        token_ids = await self._service.tokenize(tokenize_request(await _body(request)))
         return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": self._max_model_len()})
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        return _json({"prompt": self._service.detokenize(detokenize_request(await request.read()))})
+        return _json({"prompt": self._service.detokenize(detokenize_request(await _body(request)))})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
@@ -249,7 +269,7 @@ class _Handlers:
     async def _generate(
         self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str
     ) -> web.StreamResponse:
-        body = await request.read()
+        body = await _body(request)
         try:
             asked = parse(body)
         except PageddError as error:
@@ -269,6 +289,19 @@ class _Handlers:
     def _max_model_len(self) -> int:
         info = self._service.host.info
         return info.max_model_len if info is not None else self._service.served_model().prepared.context_length
+
+
+async def _body(request: web.Request) -> bytes:
+    """Raises `PageddError("malformed_message")` for a body that breaks off, and for one that does not arrive."""
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            return await request.read()
+    except web.RequestPayloadError as error:
+        why = str(error).partition("\n")[0]
+        raise PageddError("malformed_message", f"the body cannot be read: {why}") from error
+    except TimeoutError as error:
+        # Also after a wrong chunk, of which aiohttp tells the next request only.
+        raise PageddError("malformed_message", f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from error
 
 
 def _json(content: Any) -> web.Response:

@@ -26,6 +26,7 @@ from pagedd.daemon import logs, systemd
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.daemon.http_api import HttpApi
+from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.model_process import resolve_in_child
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.runtime_dir import RuntimeLock
@@ -45,6 +46,7 @@ _CLOSE_S = 10
 def run(config: DaemonConfig) -> None:
     """Serves until a signal. Raises `PageddError` when the daemon cannot serve, now or any more."""
     logs.setup(config.log_level, config.log_format)
+    raise_descriptor_limit()
     uvloop.run(serve(config))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
-from pagedd.daemon import http_generate
+from pagedd.daemon import http_api, http_generate
 from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.http_api import read_api_keys
 
@@ -284,6 +284,70 @@ async def test_a_header_that_is_too_long_is_refused_and_the_server_goes_on(serve
         async with served.http.get("http://localhost/ready", headers={"X-Long": "a" * 100_000}) as response:
             assert response.status == 400
     assert (await served.get("/ready"))[0] == 200
+
+
+async def answer_to(served: Served, *parts: bytes) -> tuple[int, dict[str, Any]]:
+    """Writes `parts` one after the other to a connection of its own; status and body of what comes back."""
+    reader, writer = await asyncio.open_unix_connection(str(served.endpoints.http))
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(int(line.split()[1]) for line in head.splitlines() if line.startswith(b"Content-Length"))
+    body = await reader.readexactly(length)
+    writer.close()
+    return int(head.split()[1]), msgspec.json.decode(body)
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"\x16\x03\x01\x02\x00\x01\r\n\r\n"],
+        [b"GET / HTTP/9.9\r\n\r\n"],
+        [b"GET http://[::1/ HTTP/1.1\r\nHost: x\r\n\r\n"],
+        [b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"],
+        [b"GET /ready HTTP/1.1\r\n" + b"A: b\r\n" * 1000 + b"\r\n"],
+        [b"GET /ready HTTP/1.1\r\nA\x00: b\r\n\r\n"],
+        [POST + b"Content-Length: many\r\n\r\n"],
+        [POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}"],
+        [POST + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}"],
+        [POST + b"Transfer-Encoding: chunked\r\n\r\nnot a size\r\n"],
+        [POST + b"Transfer-Encoding: chunked\r\n\r\n", b"2\r\n{}\r\n", b"not a size\r\n"],
+        [POST + b"Content-Length: 100\r\n\r\n{", b"}"],
+        [POST + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"],
+        [POST + b"Content-Encoding: deflate\r\nContent-Length: 2\r\n\r\n", b"{}"],
+    ],
+    ids=lambda parts: repr(b"".join(parts))[:60],
+)
+async def test_what_is_not_http_is_refused_with_a_code_and_without_a_trace_in_the_log(
+    served: Served, parts: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_api, "_BODY_TIMEOUT_S", 0.2)
+    status, answer = await answer_to(served, *parts)
+    assert (status, answer["error"]["code"]) == (400, "malformed_message")
+    assert len(answer["error"]["message"]) < 300
+    assert not [record for record in caplog.records if record.exc_info]
+    assert (await served.get("/ready"))[0] == 200
+
+
+async def test_connections_beyond_the_bound_are_closed_and_those_within_it_go_on(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_api, "max_connections", lambda: 2)
+    async with serving(socket_folder) as served:
+        first, second, third = [await asyncio.open_unix_connection(str(served.endpoints.http)) for _ in range(3)]
+        assert await third[0].read() == b""
+        first[1].write(b"GET /ready HTTP/1.0\r\n\r\n")
+        assert b"200" in await first[0].readline()
+        second[1].close()
+        await asyncio.sleep(0.02)
+        assert (await served.get("/ready"))[0] == 200
+        for _, writer in (first, third):
+            writer.close()
 
 
 # Who may call

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from pagedd.client.endpoints import Endpoints
+from pagedd.daemon.http_connection import max_connections
 from pagedd.daemon.server import how_to_talk
 
 from .conftest import RunningDaemon, StartDaemon
@@ -173,6 +175,18 @@ def test_a_wrong_flag_ends_the_daemon_before_it_begins(start_daemon: StartDaemon
     daemon = start_daemon(*flags, fake_engine=True)
     assert daemon.process.wait(30) == os.EX_CONFIG
     assert not daemon.endpoints.directory.exists()
+
+
+def test_a_shells_small_limit_of_descriptors_is_raised_and_http_may_have_half_of_it(start_daemon: StartDaemon) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        daemon = start_daemon(fake_engine=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    daemon.wait_ready()
+    assert resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE) == (min(hard, 65_536), hard)
+    assert max_connections() == soft // 2
 
 
 def test_metrics_show_the_memory_of_both_processes(start_daemon: StartDaemon) -> None:
