@@ -169,7 +169,7 @@ def check_message(message: Generate | Chat, served_name: str) -> None:
     if message.model not in ("", "default", served_name):
         raise PageddError(
             "model_not_found",
-            f"model {message.model!r} is not served; ask for {served_name!r} or 'default'",
+            f"model {message.model[:256]!r} is not served; ask for {served_name!r} or 'default'",
             field="model",
         )
     if isinstance(message, Chat):

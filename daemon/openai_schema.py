@@ -232,7 +232,7 @@ def decoding_error(error: msgspec.DecodeError) -> PageddError:
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return PageddError("malformed_message", text)
-    path = re.search(r" - at `(?:key in )?\$([^`]*)`$", text)
+    path = re.search(r" - at (?:`key` in )?`\$([^`]*)`$", text)
     # `$.sampling.top_k` is `top_k` and `$.messages[0].content` is `messages.content`, in both APIs.
     name = re.sub(r"\[[^\]]*\]", "", path.group(1)).removeprefix(".").removeprefix("sampling.") if path else ""
     if missing := re.match(r"Object missing required field `(\w+)`", text):
@@ -302,7 +302,7 @@ def _content(content: str | list[TextPart]) -> str:
         if part.type != "text":
             raise PageddError(
                 "unsupported_field",
-                f"a content part of type {part.type!r}; only text is supported",
+                f"a content part of type {part.type[:64]!r}; only text is supported",
                 field="messages.content",
             )
         if part.text is None:

@@ -315,3 +315,21 @@ async def test_without_an_engine_both_refuse_with_503(served: Served, state: Eng
     served.host.state = state
     assert await over_http(served, {}) == (code, None)
     assert await over_zmq(served, {}) == (code, None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "a", "model": "x" * 100_000},
+        {"messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]},
+        {"messages": [{"role": "x" * 100_000, "content": "a"}]},
+        {"prompt": "a", "logit_bias": {"x" * 100_000: 1}},
+        {"prompt": "a", "stop": "x" * 100_000},
+        {"prompt": "a", "cache_salt": "x" * 100_000},
+    ],
+    ids=lambda body: ",".join(body),
+)
+async def test_a_refusal_does_not_send_a_large_value_back(served: Served, body: dict[str, Any]) -> None:
+    status, answer = await served.post("/v1/chat/completions" if "messages" in body else "/v1/completions", body)
+    assert status in (400, 404)
+    assert len(answer["error"]["message"]) < 1000

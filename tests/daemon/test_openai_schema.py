@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedd.client.errors import ERROR_KINDS, PageddError
-from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
+from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling, decode_client
 from pagedd.daemon.admission import check_message, to_engine_request
 from pagedd.daemon.openai_schema import (
     UNSUPPORTED_FIELDS,
@@ -16,6 +16,7 @@ from pagedd.daemon.openai_schema import (
     CompletionBody,
     chat_request,
     completion_request,
+    decoding_error,
 )
 
 from .scripted import engine_info
@@ -215,3 +216,24 @@ def outcome(make: Any, fields: dict[str, Any]) -> str | None:
     except PageddError as error:
         return error.code
     return None
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"prompt": "a", "logit_bias": {"1": "x"}}', "logit_bias"),
+        (b'{"prompt": "a", "stop": ["x", 1]}', "stop"),
+    ],
+)
+def test_a_wrong_type_inside_a_field_names_the_field(body: bytes, field: str) -> None:
+    with pytest.raises(PageddError) as refused:
+        completion_request(body)
+    assert (refused.value.code, refused.value.field) == ("invalid_type", field)
+
+
+def test_a_wrong_key_of_a_message_in_msgpack_names_the_field() -> None:
+    wrong = msgspec.msgpack.encode({"type": "generate", "id": "a", "sampling": {"logit_bias": {1: 1.0}}})
+    with pytest.raises(msgspec.ValidationError) as found:
+        decode_client(wrong)
+    refused = decoding_error(found.value)
+    assert (refused.code, refused.field) == ("invalid_type", "logit_bias")
