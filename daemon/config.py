@@ -19,6 +19,9 @@ from pagedd.engine.config import EngineConfig
 DEFAULT_FILE = Path("/etc/pagedd/pagedd.toml")
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
+# The most that the engine's 32-bit indices can count, of tokens and of blocks.
+_MAX_COUNT = 2**31 - 1
+
 # Variables with the same prefix that others read: `kernels/ops.py`, and the tests.
 _OTHER_VARIABLES = ("PAGEDD_KERNELS", "PAGEDD_TEST_MODEL")
 
@@ -33,7 +36,11 @@ class DaemonConfig:
         None, "The name under which clients ask for the model.", none_means="the model's own"
     )
     max_model_len: int | None = setting(
-        None, "Longest prompt and output together, in tokens.", minimum=1, none_means="the model's context"
+        None,
+        "Longest prompt and output together, in tokens.",
+        minimum=1,
+        maximum=_MAX_COUNT,
+        none_means="the model's context",
     )
     # The device
     device: str = setting("auto", "Where to compute: auto, cpu, cuda or cuda:N.")
@@ -45,7 +52,11 @@ class DaemonConfig:
     kv_cache_dtype: str = setting("auto", "Type of the KV cache.", choices=("auto", "float32", "bf16", "fp16"))
     block_size: int = setting(16, "Tokens in a KV block.", choices=(8, 16, 32))
     num_blocks: int | None = setting(
-        None, "KV blocks in the pool, exactly.", minimum=1, none_means="as many as the memory share holds"
+        None,
+        "KV blocks in the pool, exactly.",
+        minimum=1,
+        maximum=_MAX_COUNT,
+        none_means="as many as the memory share holds",
     )
     gpu_memory_utilization: float | None = setting(
         None,

@@ -133,7 +133,7 @@ class Setting:
         if self.optional and value == self.none:
             return None
         if self.kind is Path and isinstance(value, str):
-            return Path(value)
+            return self.check(Path(value), origin)
         if self.kind is float and type(value) is int:
             return self.check(float(value), origin)
         if type(value) is not self.kind:
@@ -144,9 +144,12 @@ class Setting:
         """Returns `value` when it is in range, else raises `PageddError("invalid_setting")`."""
         if self.choices and value not in self.choices:
             raise self._invalid(value, origin, f"it is {self.allowed}")
+        if isinstance(value, (str, Path)) and not _is_writable(str(value)):
+            # Neither the messages between the processes nor a socket's path can hold it.
+            raise self._invalid(ascii(str(value)), origin, "it must be UTF-8 without a NUL")
         if isinstance(value, (int, float)):
             outside = (
-                not math.isfinite(value)
+                (isinstance(value, float) and not math.isfinite(value))
                 or (self.minimum is not None and value < self.minimum)
                 or (self.above is not None and value <= self.above)
                 or (self.maximum is not None and value > self.maximum)
@@ -157,6 +160,11 @@ class Setting:
 
     def _invalid(self, value: Any, origin: str, rule: str) -> PageddError:
         return PageddError("invalid_setting", f"{self.name} = {value} ({origin}): {rule}", field=self.name)
+
+
+def _is_writable(text: str) -> bool:
+    """Bytes that are not UTF-8 reach Python as lone surrogates."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}

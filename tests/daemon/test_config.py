@@ -100,12 +100,24 @@ def test_a_bare_word_is_no_flag() -> None:
         (["--http-port", "8000"], "set api_key_file as well"),
         (["--max-num-seqs", "32", "--max-num-batched-tokens", "16"], "at least max_num_seqs, 32"),
         (["--block-size"], "expected one argument"),
+        (["--num-blocks", "1" + "0" * 400], "it must be at least 1, at most 2147483647"),
+        (["--max-model-len", "2147483648"], "it must be at least 1, at most 2147483647"),
+        (["--max-num-seqs", "1" + "0" * 400], "it must be at least 1, at most 4096"),
+        (["--served-model-name", "\udcff"], "it must be UTF-8 without a NUL"),
+        (["--model", "/models/\udcff.gguf"], "it must be UTF-8 without a NUL"),
+        (["--runtime-dir", "/run/\udcff"], "it must be UTF-8 without a NUL"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_value_and_limit(argv: list[str], said: str) -> None:
     error = refusal(*argv)
     assert error.code == "invalid_setting"
     assert said in error.message
+
+
+@pytest.mark.parametrize("line", ['model = "a\\u0000"', 'runtime_dir = "/run/\\u0000"'])
+def test_a_text_with_a_nul_is_no_value(toml: Path, line: str) -> None:
+    toml.write_text(line)
+    assert "it must be UTF-8 without a NUL" in refusal(file=toml).message
 
 
 @pytest.mark.parametrize("line", ['max_num_seqs = "4"', "max_num_seqs = 4.0", "enable_prefix_caching = 1", "model = 3"])
