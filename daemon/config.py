@@ -45,6 +45,11 @@ class DaemonConfig:
     # The device
     device: str = setting("auto", "Where to compute: auto, cpu, cuda or cuda:N.")
     dtype: str = setting("auto", "Type of weights and activations.", choices=("auto", "float32", "bfloat16", "float16"))
+    weight_dtype: str = setting(
+        "auto",
+        "Form of the weights on a CPU; auto keeps a quantized file's own.",
+        choices=("auto", "float32", "bf16", "int8", "int4"),
+    )
     num_threads: int | None = setting(
         None, "Threads that compute on a CPU.", minimum=1, maximum=1024, none_means="one a physical core"
     )
@@ -79,6 +84,9 @@ class DaemonConfig:
     )
     ageing_s_per_point: float = setting(
         0.5, "Seconds of waiting that outweigh one point of priority.", above=0, maximum=3600
+    )
+    num_speculative_tokens: int = setting(
+        7, "Longest guess at a lone sequence's next tokens, from its own text; 0 is off.", minimum=0, maximum=64
     )
     # Limits at the door
     max_queued_requests: int = setting(
@@ -128,6 +136,7 @@ class DaemonConfig:
             model=weights,
             device=self.device,
             dtype=self.dtype,
+            weight_dtype=self.weight_dtype,
             kv_cache_dtype=self.kv_cache_dtype,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
@@ -138,6 +147,7 @@ class DaemonConfig:
             enable_prefix_caching=self.enable_prefix_caching,
             scheduling_policy=self.scheduling_policy,
             ageing_s_per_point=self.ageing_s_per_point,
+            num_speculative_tokens=self.num_speculative_tokens,
             num_threads=self.num_threads,
         )
 

@@ -45,6 +45,7 @@ def create_engine(config: EngineConfig, progress: Callable[[float, str], None]) 
             enable_prefix_caching=config.enable_prefix_caching,
             scheduling_policy=config.scheduling_policy,
             ageing_s_per_point=config.ageing_s_per_point,
+            num_speculative_tokens=config.num_speculative_tokens,
         ),
         blocks,
     )

@@ -91,6 +91,8 @@ class Engine:
             evictions_total=blocks.evictions_total,
             prompt_tokens_total=counters.prompt_tokens,
             generation_tokens_total=counters.generation_tokens,
+            drafted_tokens_total=counters.drafted_tokens,
+            accepted_tokens_total=counters.accepted_tokens,
             integrity_alarms_total=self._integrity_alarms,
             step_seconds={**self._seconds, **self._runner.seconds},
         )

@@ -57,3 +57,11 @@ class SequenceOutput:
     queue_s: float | None = None
     error_code: str | None = None
     error_message: str | None = None
+
+    def append(self, later: "SequenceOutput") -> None:
+        """Takes in what the same step did next for the same choice."""
+        self.token_ids += later.token_ids
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs += later.logprobs
+        self.finish_reason, self.stop_token_id = later.finish_reason, later.stop_token_id
+        self.error_code, self.error_message = later.error_code, later.error_message

@@ -48,7 +48,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
-        """One `Sampled` per entry of every `samplers`, in the order of `step.scheduled`."""
+        """The `num_draws` tokens of each of `step.scheduled`, in order."""
         started = time.perf_counter()
         self._storage.copy_blocks(step.block_copies)
         step.block_copies.clear()
@@ -64,15 +64,28 @@ class ModelRunner:
         return sampled
 
     def _sample(self, logits: torch.Tensor, scheduled: list[ScheduledSequence]) -> list[Sampled]:
-        drawing = [item.samplers for item in scheduled if item.samplers]
-        sequences = list(itertools.chain.from_iterable(drawing))
-        # Forks draw from one row, each by its own parameters and randomness.
-        rows = [row for row, samplers in enumerate(drawing) for _ in samplers]
-        size = drawn_together(len(drawing))
-        if len(rows) == len(logits) <= size:
-            return self._sampler.sample(logits, sequences) if sequences else []
-        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-        return [sampled for part in parts for sampled in self._sampler.sample(logits[rows[part]], sequences[part])]
+        # Forks draw from one row, each by its own parameters and randomness; a draft has a row for each of its draws.
+        rows: list[int] = []
+        sequences: list[Sequence] = []
+        num_ahead: list[int] = []
+        next_row = 0
+        for item in scheduled:
+            if not item.samplers:
+                continue
+            num_guesses = len(item.draft_token_ids)
+            rows += range(next_row, next_row + num_guesses)
+            rows += [next_row + num_guesses] * len(item.samplers)
+            sequences += [item.sequence] * num_guesses + item.samplers
+            num_ahead += [*range(num_guesses), *[num_guesses] * len(item.samplers)]
+            next_row += num_guesses + 1
+        size = drawn_together(next_row)
+        if 0 < len(rows) == next_row <= size:
+            return self._sampler.sample(logits, sequences, num_ahead)
+        sampled: list[Sampled] = []
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            sampled += self._sampler.sample(logits[rows[part]], sequences[part], num_ahead[part])
+        return sampled
 
 
 def drawn_together(num_rows: int) -> int:
@@ -97,11 +110,14 @@ def build_batch(scheduled: list[ScheduledSequence], block_size: int, device: tor
     owners = np.repeat(np.arange(len(ordered)), query_lens)  # which sequence each token belongs to
     positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], query_lens)
     slots = block_tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    tokens = itertools.chain.from_iterable(
-        item.sequence.token_ids[item.start : item.start + item.num_scheduled_tokens] for item in ordered
-    )
-    last_rows = {id(item): row for item, row in zip(ordered, (query_starts[1:] - 1).tolist(), strict=True)}
-    logits_rows = [last_rows[id(item)] for item in scheduled if item.samplers]
+    tokens = itertools.chain.from_iterable(item.token_ids for item in ordered)
+    end_rows = {id(item): row for item, row in zip(ordered, query_starts[1:].tolist(), strict=True)}
+    logits_rows = [
+        row
+        for item in scheduled
+        if item.samplers
+        for row in range(end_rows[id(item)] - 1 - len(item.draft_token_ids), end_rows[id(item)])
+    ]
 
     def tensor(values: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(values).to(device, dtype, non_blocking=True)

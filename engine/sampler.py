@@ -53,17 +53,21 @@ class Sampler:
     def __init__(self) -> None:
         self._counts = TokenCounts()
 
-    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    def sample(
+        self, logits: torch.Tensor, sequences: list[Sequence], num_ahead: list[int] | None = None
+    ) -> list[Sampled]:
         """One token, or a fault, for each row. Row i of `logits`, [num_rows, vocab_size] float32, is `sequences[i]`'s.
 
-        `logits` is left as it is. Sequences are read, never changed.
+        `logits` is left as it is. Sequences are read, never changed. `num_ahead[i]` guessed tokens lie between the
+        sequence's own and the row's draw; only sequences without penalties have any.
         """
         if not sequences:
             return []
-        adjusted = self._adjust(logits, sequences)
+        ahead = num_ahead or [0] * len(sequences)
+        adjusted = self._adjust(logits, sequences, ahead)
         # A broken row goes through what follows as garbage and is replaced at the end: no waiting for the device here.
         is_sound = torch.isfinite(adjusted.amax(dim=1))
-        tokens = _choose(adjusted, sequences)
+        tokens = _choose(adjusted, sequences, ahead)
         logprobs = _logprobs(logits, tokens, sequences)
         return [
             Sampled(token_id=token_id, logprobs=logprobs.get(row))
@@ -72,7 +76,7 @@ class Sampler:
             for row, (token_id, sound) in enumerate(zip(tokens.tolist(), is_sound.tolist(), strict=True))
         ]
 
-    def _adjust(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    def _adjust(self, logits: torch.Tensor, sequences: list[Sequence], ahead: list[int]) -> torch.Tensor:
         """Steps 2 to 4. Returns `logits` itself when no row asks for any of them, else a changed copy."""
         penalties, biases, bans = _Entries(), _Entries(), _Entries()
         for row, sequence in enumerate(sequences):
@@ -84,7 +88,7 @@ class Sampler:
                 biased = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
                 amounts = np.fromiter(params.logit_bias.values(), dtype=np.float64)
                 biases.add(row, biased, amounts.clip(-_LIMIT, _LIMIT))
-            if params.stop_token_ids and sequence.num_output_tokens < params.min_tokens:
+            if params.stop_token_ids and sequence.num_output_tokens + ahead[row] < params.min_tokens:
                 bans.add(row, np.array(params.stop_token_ids, dtype=np.int64))
         if not (penalties or biases or bans):
             return logits
@@ -140,17 +144,17 @@ def _penalty_terms(
     return np.full(len(output_counts), repetition), subtrahend
 
 
-def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def _choose(logits: torch.Tensor, sequences: list[Sequence], ahead: list[int]) -> torch.Tensor:
     """Steps 5 to 10 for every row: token ids, [num_rows] int64. Rows that need the same work are done together."""
     vocab_size = logits.shape[1]
     rows_by_kind: dict[str, list[int]] = {}
     for row, sequence in enumerate(sequences):
         rows_by_kind.setdefault(_kind(sequence.request.params, vocab_size), []).append(row)
     if len(rows_by_kind) == 1:
-        return _choose_alike(next(iter(rows_by_kind)), logits, sequences)
+        return _choose_alike(next(iter(rows_by_kind)), logits, sequences, ahead)
     tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
     for kind, rows in rows_by_kind.items():
-        tokens[rows] = _choose_alike(kind, logits[rows], [sequences[row] for row in rows])
+        tokens[rows] = _choose_alike(kind, logits[rows], [sequences[i] for i in rows], [ahead[i] for i in rows])
     return tokens
 
 
@@ -160,7 +164,7 @@ def _kind(params: SamplingParams, vocab_size: int) -> str:
     return "filtered" if 0 < params.top_k < vocab_size or params.top_p < 1 else "drawn"
 
 
-def _choose_alike(kind: str, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def _choose_alike(kind: str, logits: torch.Tensor, sequences: list[Sequence], ahead: list[int]) -> torch.Tensor:
     """Steps 5 to 10 for rows of one kind."""
     if kind == "greedy":
         return logits.argmax(dim=1)  # torch promises the first of equal maxima
@@ -176,7 +180,7 @@ def _choose_alike(kind: str, logits: torch.Tensor, sequences: list[Sequence]) ->
     draws = uniforms(
         [p.seed for p in params],
         [sequence.choice_index for sequence in sequences],
-        [sequence.num_tokens for sequence in sequences],
+        [sequence.num_tokens + guessed for sequence, guessed in zip(sequences, ahead, strict=True)],
     )
     return _invert_cdf(weights, torch.from_numpy(draws).to(logits.device))
 

@@ -15,6 +15,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.errors import EngineError
@@ -22,7 +23,11 @@ from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.policy import WaitingQueue, due_s, urgency
 from pagedd.engine.request import FinishReason, Request, SequenceOutput
 from pagedd.engine.sequence import Sequence, SequenceState
+from pagedd.engine.speculation import PromptLookup
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
+
+# Guessing fills rows that would be empty: beyond so many decoding sequences the batch fills them better.
+MAX_SPECULATING = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +49,8 @@ class SchedulerCounters:
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Scheduler:
@@ -66,6 +73,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # most urgent first
         self._waiting = WaitingQueue()
         self._orders = itertools.count()
+        self._lookup = PromptLookup(config.num_speculative_tokens)
 
     # --- requests come and go -----------------------------------------------------------------------------------------
 
@@ -172,11 +180,21 @@ class Scheduler:
         return step
 
     def _schedule_decodes(self, step: Step, budget: int) -> int:
-        for sequence in [s for s in self._running if s.is_decoding]:
+        decodes = [s for s in self._running if s.is_decoding]
+        for sequence in decodes:
             if budget > 0 and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
-                self._enter(step, sequence, 1)
-                budget -= 1
+                draft = self._draft(sequence, budget - 1) if len(decodes) <= MAX_SPECULATING else []
+                self._enter(step, sequence, 1 + len(draft), draft)
+                budget -= 1 + len(draft)
         return budget
+
+    def _draft(self, sequence: Sequence, limit: int) -> list[int]:
+        """Guesses for a sequence that has its slot for the next token; never at the cost of anybody's blocks."""
+        remaining = sequence.request.params.max_tokens - sequence.num_output_tokens - 1
+        draft = self._lookup.propose(sequence, min(limit, remaining))
+        if draft and self.blocks.grow(sequence, sequence.num_computed_tokens + 1 + len(draft)) is None:
+            return []
+        return draft
 
     def _schedule_prefills(self, step: Step, budget: int) -> None:
         running = deque(s for s in self._running if not s.is_decoding)
@@ -201,9 +219,9 @@ class Scheduler:
                 return sequence
         return self._next_prefill(running, step) if candidate is not None and not overtakes else None
 
-    def _enter(self, step: Step, sequence: Sequence, num_tokens: int) -> None:
-        item = ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens)
-        if num_tokens == sequence.num_uncomputed_tokens:
+    def _enter(self, step: Step, sequence: Sequence, num_tokens: int, draft: list[int] | None = None) -> None:
+        item = ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, draft_token_ids=draft or [])
+        if num_tokens >= sequence.num_uncomputed_tokens:
             item.samplers = [sequence]
             if sequence.num_output_tokens == 0:
                 item.samplers += self._groups[sequence.request.request_id].unforked
@@ -289,11 +307,14 @@ class Scheduler:
     # --- tokens come back ---------------------------------------------------------------------------------------------
 
     def commit(self, step: Step, sampled: list[Sampled]) -> list[SequenceOutput]:
-        """Takes in what a step computed. `sampled` has one entry per entry of every `samplers`, in order."""
+        """Takes in what a step computed. `sampled` has each item's `num_draws` tokens, in order."""
         outputs: list[SequenceOutput] = []
         draws = iter(sampled)
         for item in step.scheduled:
             sequence = item.sequence
+            if item.draft_token_ids:
+                outputs.append(self._verify(item, list(islice(draws, item.num_draws))))
+                continue
             end = item.start + item.num_scheduled_tokens
             self.counters.recomputed_tokens += max(0, min(end, sequence.num_recompute_tokens) - item.start)
             sequence.num_computed_tokens = end
@@ -304,6 +325,26 @@ class Scheduler:
                 self._fork(sequence, [sampler for sampler, _ in drawn[1:]])
             outputs += [self._take_token(sampler, draw) for sampler, draw in drawn]
         return outputs
+
+    def _verify(self, item: ScheduledSequence, draws: list[Sampled]) -> SequenceOutput:
+        """Takes drawn tokens as long as the guess before each was what had been drawn."""
+        sequence, draft = item.sequence, item.draft_token_ids
+        sequence.num_computed_tokens = item.start + 1
+        self.blocks.index_full_blocks(sequence)
+        output = self._take_token(sequence, draws[0])
+        num_accepted = 0
+        while output.finish_reason is None and num_accepted < len(draft):
+            if sequence.token_ids[-1] != draft[num_accepted]:
+                break
+            # The guess was right: its KV is written, and the next draw was made from the right row.
+            num_accepted += 1
+            sequence.num_computed_tokens += 1
+            self.blocks.index_full_blocks(sequence)
+            output.append(self._take_token(sequence, draws[num_accepted]))
+        self._lookup.learn(sequence, len(draft), num_accepted)
+        self.counters.drafted_tokens += len(draft)
+        self.counters.accepted_tokens += num_accepted
+        return output
 
     def fail(self, sequence: Sequence, code: str, message: str) -> SequenceOutput:
         """Ends one sequence with an error, its unforked siblings after it go on by themselves."""

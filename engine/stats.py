@@ -7,6 +7,7 @@
   running sequence would waste for the same tokens.
 * **Hit rate** = cached tokens / looked-up prompt tokens, counted once per request, when its blocks are attached.
   Tokens recomputed after a preemption count apart (`recomputed_tokens_total`).
+* **Acceptance** = accepted / drafted tokens: guesses at a sequence's next tokens that were what was drawn.
 * **Batch occupancy** = running / `max_num_seqs` (seats), and scheduled tokens / token budget of the last step.
 """
 
@@ -41,6 +42,8 @@ class EngineStats:
     evictions_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
     integrity_alarms_total: int = 0
     step_seconds: dict[str, float] = field(default_factory=dict)
 

@@ -15,12 +15,25 @@ class ScheduledSequence:
         start: the sequence's `num_computed_tokens` when it was scheduled.
         samplers: the sequences that draw a token from this one's last row: none in the middle of a prefill, itself when
             its last known token is computed, and its forks (n > 1) when a prompt is first complete.
+        draft_token_ids: guesses at what follows, computed as the last of the scheduled tokens (see `speculation.py`).
+            With a draft, the one sampler draws from the row before each guess and from the last: len + 1 times.
     """
 
     sequence: Sequence
     start: int
     num_scheduled_tokens: int
     samplers: list[Sequence] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that are computed, guesses included."""
+        end = self.start + self.num_scheduled_tokens - len(self.draft_token_ids)
+        return self.sequence.token_ids[self.start : end] + self.draft_token_ids
+
+    @property
+    def num_draws(self) -> int:
+        return len(self.samplers) + len(self.draft_token_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,5 +71,5 @@ class Runner(Protocol):
     seconds: dict[str, float]
 
     def run(self, step: Step) -> list[Sampled]:
-        """Returns one `Sampled` per entry of every `samplers`, in the order of `step.scheduled`."""
+        """Returns `num_draws` tokens for each of `step.scheduled`, in order."""
         ...

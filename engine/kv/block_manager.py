@@ -119,6 +119,7 @@ class BlockManager:
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_indexed_blocks = parent.num_indexed_blocks
         child.last_indexed = parent.last_indexed
+        child.block_digests = list(parent.block_digests)
 
     def release(self, sequence: Sequence) -> None:
         """Gives back every block of `sequence`. Reversed, so that a prompt's tail is evicted before its head."""

@@ -97,11 +97,12 @@ class Setting:
     caching: bool = True
     num_tokens: int = 40_000
     one_by_one: bool = False
+    num_guesses: int = 0
     preempts: bool = False  # later arrivals are more urgent, and the pool holds little more than the longest prompt
 
 
 SETTINGS = [
-    Setting(name="each alone", one_by_one=True, caching=False),
+    Setting(name="each alone, with guesses", one_by_one=True, caching=False, num_guesses=7),
     Setting(name="all at once", caching=False),
     Setting(name="all at once with prefix caching", chunk=256),
     Setting(name="blocks of 8 in chunks of 64", block_size=8, chunk=64),
@@ -119,6 +120,7 @@ def run_engine(model: LoadedModel, setting: Setting, prompts: list[list[int]]) -
         max_num_batched_tokens=setting.chunk,
         max_model_len=1600,
         enable_prefix_caching=setting.caching,
+        num_speculative_tokens=setting.num_guesses,
     )
     storage = KVStorage(model.config, num_blocks, setting.block_size, model.dtype, model.device)
     blocks = BlockManager(num_blocks, setting.block_size, enable_prefix_caching=setting.caching)
@@ -165,4 +167,5 @@ def test_greedy_tokens_equal_those_of_transformers(model, references, setting, r
     stats = engine.stats()
     assert (stats.preemptions_total > 0) == setting.preempts
     assert (stats.prefix_hits_total > 0) == setting.caching
+    assert (stats.accepted_tokens_total > 0) == (setting.num_guesses > 0)
     assert stats.num_blocks_used == 0

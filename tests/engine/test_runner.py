@@ -82,7 +82,7 @@ class GreedySampler:
         self.sequences: list[Sequence] = []
         self.largest = 0
 
-    def sample(self, logits, sequences) -> list[Sampled]:
+    def sample(self, logits, sequences, num_ahead) -> list[Sampled]:
         assert logits.shape == (len(sequences), 50)
         self.sequences += sequences
         self.largest = max(self.largest, len(sequences))

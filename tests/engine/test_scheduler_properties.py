@@ -35,8 +35,9 @@ class EngineLife(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         caching=st.booleans(),
         weak_digest=st.booleans(),
+        guesses=st.sampled_from([0, 1, 3, 7]),
     )
-    def start(self, num_blocks, block_size, seats, budget, caching, weak_digest) -> None:
+    def start(self, num_blocks, block_size, seats, budget, caching, weak_digest, guesses) -> None:
         settings = {"hasher": lambda data: bytes([sum(data) % 256])} if weak_digest else {}
         self.bench = self.make_bench(
             num_blocks=num_blocks,
@@ -45,6 +46,7 @@ class EngineLife(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_model_len=num_blocks * block_size,
             enable_prefix_caching=caching,
+            num_speculative_tokens=guesses,
             **settings,
         )
         self.requests: dict[str, tuple[list[int], int, int]] = {}
@@ -118,6 +120,8 @@ class EngineLife(RuleBasedStateMachine):
         self.happened["evict"] += self.bench.blocks.evictions_total
         self.happened["hit"] += counters.prefix_hits
         self.happened["fork"] += sum(n > 1 for _, _, n in self.requests.values())
+        self.happened["accept"] += counters.accepted_tokens
+        self.happened["reject"] += counters.drafted_tokens - counters.accepted_tokens
         self.happened["step"] += counters.steps
         pool = self.bench.blocks.pool
         assert pool.num_used == 0
@@ -138,4 +142,4 @@ def test_whatever_happens_blocks_add_up_and_every_answer_is_that_of_a_cold_engin
     run_state_machine_as_test(EngineLife, settings=lives)
     happened = EngineLife.happened
     assert sum(happened[kind] for kind in ("arrive", "advance", "abort", "change_priority", "step")) >= 10_000
-    assert all(happened[kind] > 100 for kind in ("abort", "preempt", "evict", "hit", "fork"))
+    assert all(happened[kind] > 100 for kind in ("abort", "preempt", "evict", "hit", "fork", "accept", "reject"))

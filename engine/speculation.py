@@ -1,0 +1,77 @@
+"""Guesses at a sequence's next tokens, taken from its own text (prompt lookup, Saxena 2023).
+
+Text repeats itself: names, code, quotations, loops. The tokens that followed the last occurrence of the latest few are
+computed together with the next one, and what the sampler would not have drawn itself is thrown away. So the answer is
+the same, greedy or not: a draw is a function of logits, seed and position alone. Owns what is guessed and how much; how
+guesses are verified is `Scheduler.commit`'s.
+"""
+
+from weakref import WeakKeyDictionary
+
+from pagedd.engine.sequence import Sequence
+
+_LONG, _SHORT = 3, 2  # tokens that must have occurred before; the longer match is tried first
+_FIRST_LENGTH = 3
+_PAUSE_TOKENS = 16  # how many tokens a sequence draws alone after a guess of one failed
+
+
+class PromptLookup:
+    """Drafts for every sequence that asks for them, of a length that follows their success.
+
+    Args:
+        max_tokens: longest draft; 0 drafts nothing.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._histories: WeakKeyDictionary[Sequence, _History] = WeakKeyDictionary()
+
+    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+        """At most `limit` tokens that may follow; empty when nothing similar came before or guessing does not pay."""
+        if min(self._max_tokens, limit) < 1 or sequence.request.params.needs_token_counts:
+            return []  # penalties depend on the tokens before, guessed ones included
+        history = self._histories.get(sequence)
+        if history is None:
+            history = self._histories[sequence] = _History(min(_FIRST_LENGTH, self._max_tokens))
+        history.read(sequence.token_ids)
+        if sequence.num_tokens < history.paused_until:
+            return []
+        return history.continuation(sequence.token_ids, min(history.length, limit))
+
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Lengthens drafts that came true, shortens those that did not, and pauses where even short ones fail."""
+        history = self._histories[sequence]
+        if num_accepted == num_drafted:
+            history.length = min(2 * history.length + 1, self._max_tokens)
+        elif num_accepted < num_drafted // 2 or num_accepted == 0:
+            history.length //= 2
+        if history.length == 0:
+            history.length = 1
+            history.paused_until = sequence.num_tokens + _PAUSE_TOKENS
+
+
+class _History:
+    """Where each pair and triple of tokens last occurred."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.paused_until = 0
+        self._num_read = 0
+        self._ends: dict[tuple[int, ...], int] = {}  # tokens → index behind them
+
+    def read(self, token_ids: list[int]) -> None:
+        """Takes in all but the latest tokens, which would only find themselves."""
+        for end in range(max(self._num_read, _SHORT), len(token_ids)):
+            self._ends[tuple(token_ids[end - _SHORT : end])] = end
+            if end >= _LONG:
+                self._ends[tuple(token_ids[end - _LONG : end])] = end
+        self._num_read = len(token_ids)
+
+    def continuation(self, token_ids: list[int], length: int) -> list[int]:
+        for size in (_LONG, _SHORT):
+            end = self._ends.get(tuple(token_ids[-size:]))
+            if end is not None:
+                # A loop shorter than the draft goes on into the draft itself.
+                period = len(token_ids) - end
+                return [token_ids[end + i % period] for i in range(length)]
+        return []

@@ -1,0 +1,103 @@
+"""Guesses from a sequence's own text: what is guessed, how much, and that nobody can tell from the answer."""
+
+import pytest
+
+from pagedd.engine.request import Request
+from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.sequence import Sequence
+from pagedd.engine.speculation import PromptLookup
+
+
+def sequence(token_ids: list[int], **params) -> Sequence:
+    request = Request(request_id="a", prompt_token_ids=token_ids, params=SamplingParams(max_tokens=50, **params))
+    return Sequence(
+        request=request,
+        choice_index=0,
+        token_ids=list(token_ids),
+        num_prompt_tokens=len(token_ids),
+        arrival_s=0.0,
+        due_s=0.0,
+        order=0,
+        priority=0,
+    )
+
+
+def test_what_followed_the_same_three_tokens_last_is_guessed() -> None:
+    text = sequence([1, 2, 3, 4, 5, 9, 2, 3, 7, 8, 1, 2, 3])
+    assert PromptLookup(7).propose(text, 10) == [4, 5, 9]  # not 7, 8 behind the later pair
+
+
+def test_a_pair_is_enough_when_no_three_agree() -> None:
+    assert PromptLookup(7).propose(sequence([1, 2, 3, 4, 5, 6, 2, 3]), 10) == [4, 5, 6]
+
+
+def test_a_loop_goes_on_into_the_guess() -> None:
+    assert PromptLookup(7).propose(sequence([5, 6, 5, 6, 5]), 10) == [6, 5, 6]
+
+
+def test_nothing_is_guessed_without_precedent_room_or_leave() -> None:
+    assert PromptLookup(7).propose(sequence([1, 2, 3, 4]), 10) == []
+    assert PromptLookup(7).propose(sequence([1]), 10) == []
+    assert PromptLookup(7).propose(sequence([5, 6, 5, 6]), 0) == []
+    assert PromptLookup(0).propose(sequence([5, 6, 5, 6]), 10) == []
+    assert PromptLookup(7).propose(sequence([5, 6, 5, 6], presence_penalty=1.0), 10) == []
+
+
+def test_guesses_that_come_true_grow_and_those_that_fail_shrink_to_a_pause() -> None:
+    lookup, text = PromptLookup(7), sequence([5, 6] * 6)
+    assert len(lookup.propose(text, 10)) == 3
+    lookup.learn(text, 3, 3)
+    assert len(lookup.propose(text, 10)) == 7
+    for num_drafted, expected in ((7, 3), (3, 1)):
+        lookup.learn(text, num_drafted, 0)
+        assert len(lookup.propose(text, 10)) == expected
+    lookup.learn(text, 1, 0)
+    assert lookup.propose(text, 10) == []
+    text.token_ids += [5, 6] * 8
+    assert len(lookup.propose(text, 10)) == 1
+
+
+@pytest.mark.parametrize("num_guesses", [1, 3, 7])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 9, 40])
+def test_answers_are_those_of_one_token_a_step(bench, cold, num_guesses, max_tokens) -> None:
+    b = bench(num_blocks=20, num_speculative_tokens=num_guesses)
+    b.add("a", [3, 4, 5, 3, 4], max_tokens=max_tokens)
+    b.run()
+    assert b.output("a") == cold([3, 4, 5, 3, 4], max_tokens)
+    assert b.blocks.pool.num_used == 0
+
+
+def test_a_text_that_loops_takes_fewer_steps_than_tokens(bench, cold) -> None:
+    b = bench(num_blocks=20, num_speculative_tokens=7)
+    b.add("a", [3, 4, 5], max_tokens=60)
+    b.run()
+    counters = b.scheduler.counters
+    assert b.output("a") == cold([3, 4, 5], 60)
+    assert counters.accepted_tokens > 20
+    assert counters.steps < 45
+
+
+def test_a_stop_token_inside_a_guess_ends_the_answer_there(bench, cold) -> None:
+    expected = cold([3, 4, 5], 60)
+    stop = expected[-1]
+    b = bench(num_blocks=20, num_speculative_tokens=7)
+    b.add("a", [3, 4, 5], max_tokens=60, stop_token_ids=(stop,), min_tokens=40)
+    b.run()
+    cut = expected.index(stop, 40) + 1
+    assert b.output("a") == expected[:cut]
+
+
+def test_many_sequences_fill_the_batch_without_guesses(bench) -> None:
+    b = bench(num_blocks=40, num_speculative_tokens=7)
+    for name in "abc":
+        b.add(name, [3, 4, 5], max_tokens=20)
+    b.run()
+    assert b.scheduler.counters.drafted_tokens == 0
+
+
+def test_guesses_take_no_block_that_another_needs(bench, cold) -> None:
+    b = bench(num_blocks=6, num_speculative_tokens=7)
+    for name in "ab":
+        b.add(name, [3, 4, 5, 3], max_tokens=16)
+    b.run()
+    assert b.output("a") == b.output("b") == cold([3, 4, 5, 3], 16)
