@@ -7,7 +7,7 @@ import asyncio
 import logging
 import resource
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -61,9 +61,9 @@ class HttpConnection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._count.now += 1
-        if self._count.now > self._count.limit and isinstance(transport, asyncio.Transport):
+        if self._count.now > self._count.limit:
             log.warning("%d HTTP connections are open, limit %d; one is closed", self._count.now, self._count.limit)
-            transport.abort()
+            cast(asyncio.Transport, transport).abort()  # uvloop's is one in all but its bases
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._count.now -= 1

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+import uvloop
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
@@ -334,10 +335,15 @@ async def test_what_is_not_http_is_refused_with_a_code_and_without_a_trace_in_th
     assert (await served.get("/ready"))[0] == 200
 
 
-async def test_connections_beyond_the_bound_are_closed_and_those_within_it_go_on(
-    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_connections_beyond_the_bound_are_closed_and_those_within_it_go_on(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
     monkeypatch.setattr(http_api, "max_connections", lambda: 2)
+    run(meet_the_bound(socket_folder))
+
+
+async def meet_the_bound(socket_folder: Path) -> None:
     async with serving(socket_folder) as served:
         first, second, third = [await asyncio.open_unix_connection(str(served.endpoints.http)) for _ in range(3)]
         assert await third[0].read() == b""
