@@ -80,6 +80,9 @@ def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path
 
     path = _existing_path(name_or_path)
     if path is not None:
+        if not (path.is_file() or path.is_dir()):
+            # Opening a pipe would wait for its writer.
+            raise PageddError("model_unavailable", f"{path} is neither a file nor a folder; check the path")
         return path
     match = _HUB_NAME.fullmatch(name_or_path)
     if match is None:

@@ -1,6 +1,7 @@
 """Names and paths to prepared folders: what is known, where it is kept, and that it is fetched once."""
 
 import hashlib
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,11 @@ def test_the_default_models_digest_is_the_files(model_gguf: Path) -> None:
     assert KNOWN_MODELS["default"] is DEFAULT_MODEL
     with model_gguf.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == DEFAULT_MODEL.sha256
+
+
+def test_a_pipe_or_device_is_no_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (tmp_path / "pipe.gguf", Path("/dev/zero")):
+        with pytest.raises(PageddError) as refused:
+            resolve_model(str(path))
+        assert refused.value.code == "model_unavailable"
