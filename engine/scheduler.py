@@ -198,11 +198,30 @@ class Scheduler:
 
     def _schedule_prefills(self, step: Step, budget: int) -> None:
         running = deque(s for s in self._running if not s.is_decoding)
+        halved: ScheduledSequence | None = None
         while budget > 0 and (sequence := self._next_prefill(running, step)) is not None:
             chunk = min(sequence.num_uncomputed_tokens, budget)
+            # A long prompt shares the budget with a shorter one behind it, whose first token is a few chunks away.
+            shares = halved is None and chunk == budget > 1 and self._is_shorter_next(running, sequence)
+            if shares:
+                chunk -= chunk // 2
             if self._grow(sequence, chunk, step):
                 self._enter(step, sequence, chunk)
+                halved = step.scheduled[-1] if shares else halved
             budget = self.config.max_num_batched_tokens - step.num_scheduled_tokens
+        if halved is not None and halved in step.scheduled and budget > 0:
+            self._extend(step, halved, budget)
+
+    def _is_shorter_next(self, running: deque[Sequence], sequence: Sequence) -> bool:
+        candidates = [s for s in (running[0] if running else None, self._waiting.peek()) if s is not None]
+        return bool(candidates) and min(candidates, key=urgency).num_uncomputed_tokens < sequence.num_uncomputed_tokens
+
+    def _extend(self, step: Step, item: ScheduledSequence, budget: int) -> None:
+        """Gives a chunk that was halved what nobody else took."""
+        chunk = min(item.sequence.num_uncomputed_tokens, item.num_scheduled_tokens + budget)
+        if self._grow(item.sequence, chunk, step):
+            step.scheduled.remove(item)
+            self._enter(step, item.sequence, chunk)
 
     def _next_prefill(self, running: deque[Sequence], step: Step) -> Sequence | None:
         """The most urgent of those that prefill already (`running`) and those that wait, admitted.

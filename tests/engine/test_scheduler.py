@@ -41,6 +41,48 @@ def test_decodes_come_first_and_prefill_gets_what_is_left_of_the_budget(bench) -
     assert shape(b.step()) == [("a", 6, 1), ("b", 14, 6)]
 
 
+class TestLongPrompts:
+    def test_a_short_prompt_behind_a_long_one_shares_its_budget(self, bench) -> None:
+        b = bench(num_blocks=40, max_num_batched_tokens=16, max_model_len=150)
+        b.add("long", [1] * 100, max_tokens=2)
+        assert shape(b.step()) == [("long", 0, 16)]
+        b.add("short", [2] * 12, max_tokens=2)
+        assert shape(b.step()) == [("long", 16, 8), ("short", 0, 8)]
+        assert shape(b.step()) == [("short", 8, 4), ("long", 24, 12)]
+        assert ("short", 0) in b.tokens
+
+    def test_what_the_short_one_cannot_use_goes_back_to_the_long_one(self, bench) -> None:
+        b = bench(num_blocks=40, max_num_batched_tokens=16, max_model_len=150, max_num_seqs=1)
+        b.add("long", [1] * 100, max_tokens=2)
+        b.step()
+        b.add("short", [2] * 12, max_tokens=2)
+        assert shape(b.step()) == [("long", 16, 16)]  # there is no seat
+
+    def test_prompts_of_equal_length_are_computed_one_after_the_other(self, bench) -> None:
+        b = bench(num_blocks=40, max_num_batched_tokens=16, max_model_len=150)
+        b.add("a", [1] * 40, max_tokens=2)
+        b.add("b", [2] * 40, max_tokens=2)
+        assert shape(b.step()) == [("a", 0, 16)]
+        assert shape(b.step()) == [("a", 16, 16)]
+
+    def test_a_decoding_sequence_waits_for_at_most_a_budget_of_prompt_tokens(self, bench) -> None:
+        """A decodes, B is long, C comes later: A draws in every step, C's first token takes a few chunks."""
+        b = bench(num_blocks=400, block_size=16, max_num_batched_tokens=64, max_model_len=6000)
+        b.add("A", [1, 2, 3], max_tokens=200)
+        b.step()
+        b.add("B", [4] * 4000, max_tokens=2)
+        for _ in range(5):
+            assert b.step().scheduled[0].sequence.request.request_id == "A"
+        b.add("C", [5] * 100, max_tokens=2)
+        steps = 0
+        while ("C", 0) not in b.tokens:
+            step = b.step()
+            steps += 1
+            assert step.num_scheduled_tokens <= 64
+            assert step.scheduled[0].sequence.request.request_id == "A"
+        assert steps <= 4
+
+
 def test_requests_join_and_leave_the_batch_at_every_step(bench) -> None:
     b = bench(num_blocks=12)
     b.add("a", [1, 2], max_tokens=2)
