@@ -1,8 +1,11 @@
 #!/bin/sh
 # Boots this machine's systemd in namespaces of its own, over a copy-on-write view of /: nothing outside changes.
 # usage, as root in a mount namespace: boot.sh FOLDER CGROUP [PATH...]
-#   FOLDER is empty; CGROUP is a new control group's name; each PATH, a mount of its own, is shown inside as well.
+#   FOLDER is empty; CGROUP is a new control group's name; each PATH is a folder that the view of / does not show, being
+#   on another mount or in one of the folders that are EMPTY inside, and is shown as well.
 set -eu
+
+EMPTY="/run /tmp /var/tmp /dev"
 
 if [ "$1" != inside ]; then
     mount --make-rprivate /
@@ -25,8 +28,8 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/tmpfs/upper,workdir=$fo
 mount -t proc proc "$root/proc"
 mount -t sysfs -o ro sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
-for place in run tmp var/tmp dev; do
-    mount -t tmpfs -o mode=755 tmpfs "$root/$place"
+for place in $EMPTY; do
+    mount -t tmpfs -o mode=755 tmpfs "$root$place"
 done
 chmod 1777 "$root/tmp" "$root/var/tmp"
 for device in null zero full random urandom tty; do
@@ -36,8 +39,9 @@ done
 mkdir "$root/dev/shm" "$root/dev/pts"
 ln -s /proc/self/fd "$root/dev/fd"
 for path in "$@"; do
-    mkdir -p "$root$path"
-    mount --rbind "$path" "$root$path"
+    changes=$(mktemp -d "$folder/tmpfs/XXXXXX")
+    mkdir -p "$changes/upper" "$changes/work" "$root$path"
+    mount -t overlay overlay -o "lowerdir=$path,upperdir=$changes/upper,workdir=$changes/work" "$root$path"
 done
 hostname pagedd-test
 # `container` has systemd leave the kernel, its devices and its clock alone.

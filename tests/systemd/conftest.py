@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 BOOT = Path(__file__).with_name("boot.sh")
 SYSTEMD = Path("/lib/systemd/systemd")
 BOOT_TIMEOUT_S = 30.0
+# As in `boot.sh`.
+EMPTY = ("/run", "/tmp", "/var/tmp", "/dev")
 
 _ENTER = ("--mount", "--pid", "--uts", "--ipc", "--cgroup", "--root", "--wd")
 
@@ -27,7 +29,7 @@ class Machine:
         self._log = (folder / "boot.log").open("w+")
         state = folder / "state"
         state.mkdir()
-        command = ["unshare", "--mount", str(BOOT), str(state), self._cgroup, *map(str, _mounts_below_root(shown))]
+        command = ["unshare", "--mount", str(BOOT), str(state), self._cgroup, *map(str, _hidden(shown))]
         # In a session of its own, so that a Ctrl-C ends the tests and the tests end this.
         self._unshare = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True
@@ -72,8 +74,8 @@ class Machine:
 
     def open_to_everyone(self, path: Path) -> None:
         """Lets every user inside reach `path`: a test may run from below /root, where a service's user may not look."""
-        self.run("chmod", "a+x", *(str(parent) for parent in path.resolve().parents))
-        self.run("chmod", "a+rX", str(path.resolve()))
+        self.run("chmod", "a+x", *(str(parent) for parent in path.parents))
+        self.run("chmod", "a+rX", str(path))
 
     def said(self) -> str:
         self._log.seek(0)
@@ -109,7 +111,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, model_gguf: Path) -> Itera
             pytest.skip(f"booting systemd needs {program}")
     if not SYSTEMD.exists():
         pytest.skip(f"{SYSTEMD} is not installed")
-    booted = Machine(tmp_path_factory.mktemp("systemd"), [ROOT, Path(sys.prefix), Path(sys.base_prefix), model_gguf])
+    shown = [ROOT, Path(sys.prefix), Path(sys.base_prefix), model_gguf.parent]
+    booted = Machine(tmp_path_factory.mktemp("systemd"), shown)
     try:
         try:
             booted.boot()
@@ -120,12 +123,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory, model_gguf: Path) -> Itera
         booted.close()
 
 
-def _mounts_below_root(paths: list[Path]) -> list[str]:
-    """The mounts, other than `/`, that `paths` lie on: an overlay of / does not show what is mounted below it."""
-    found = set()
-    for path in paths:
-        mount = path.resolve()
+def _hidden(folders: list[Path]) -> list[Path]:
+    """Those that an overlay of / does not show: on another mount, or in a folder that `boot.sh` shows empty."""
+    hidden = []
+    for folder in folders:
+        mount = folder
         while not mount.is_mount():
             mount = mount.parent
-        found.add(str(mount))
-    return sorted(found - {"/"})
+        if mount != Path("/") or any(map(folder.is_relative_to, EMPTY)):
+            hidden.append(folder)
+    # One inside another is shown with it.
+    return [folder for folder in hidden if not any(other in folder.parents for other in hidden)]

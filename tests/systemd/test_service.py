@@ -19,8 +19,8 @@ def service(machine: Machine, model_gguf: Path) -> Machine:
     for path in (ROOT, Path(sys.prefix), Path(sys.base_prefix), model_gguf):
         machine.open_to_everyone(path)
     machine.run("make", "-C", str(ROOT), "install", f"INSTALL_VENV={sys.prefix}")
-    # The tests' interpreter and model may be below /root, which the unit hides.
-    machine.write("/etc/systemd/system/pagedd.service.d/test.conf", "[Service]\nProtectHome=no\n")
+    # The tests' interpreter and model may be in places that the unit hides.
+    machine.write("/etc/systemd/system/pagedd.service.d/test.conf", "[Service]\nProtectHome=no\nPrivateTmp=no\n")
     machine.run("systemctl", "daemon-reload")
     machine.write("/etc/pagedd/pagedd.toml", settings(model_gguf))
     return machine
