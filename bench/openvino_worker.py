@@ -2,8 +2,8 @@
 
     PEER/bin/python -P bench/openvino_worker.py MODEL.gguf
 
-Writes `{"ready": true}` once the model is loaded. Then, for each line `{"requests": [[token ids, output tokens], ...],
-"one_by_one": bool}` on its input, one line `{"duration_s": ..., "num_output_tokens": ...}`. Ends with its input.
+Writes `{"ready": true}` once the model is loaded, then for each line `{"requests": [[token ids, output tokens], ...],
+"one_by_one": bool}` of its input one line `{"duration_s": ..., "num_output_tokens": ...}`. Ends with its input.
 """
 
 import json

@@ -8,9 +8,9 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import tempfile
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ class _PipedServer:
 
     pid: int
     ready_s: float
-    process: Process
+    process: subprocess.Popen[str]
     log: Path
 
     async def run(self, load: Sequence[LoadRequest], *, concurrency: int) -> LoadOutcome:
@@ -148,11 +148,9 @@ class _PipedServer:
         return LoadOutcome(answer["duration_s"], num_prompt_tokens, num_output_tokens, None)
 
     async def _ask(self, load: Sequence[LoadRequest], *, one_by_one: bool) -> dict[str, float]:
-        assert self.process.stdin is not None
         requests = [[request.prompt_token_ids, request.num_output_tokens] for request in load]
-        self.process.stdin.write(json.dumps({"requests": requests, "one_by_one": one_by_one}).encode() + b"\n")
-        await self.process.stdin.drain()
-        return await _read_answer(self.process, self.log)
+        question = json.dumps({"requests": requests, "one_by_one": one_by_one})
+        return await asyncio.to_thread(_exchange, self.process, question + "\n", self.log)
 
 
 @contextlib.asynccontextmanager
@@ -162,7 +160,7 @@ async def _http(command: list[str], environment: dict[str, str] | None = None) -
     url = f"http://127.0.0.1:{port}"
     async with _process([*command, "--port", str(port)], environment=environment) as (process, log):
         while not await _is_healthy(url):
-            if process.returncode is not None or time.perf_counter() - started > READY_TIMEOUT_S:
+            if process.poll() is not None or time.perf_counter() - started > READY_TIMEOUT_S:
                 raise RuntimeError(f"{command[0]} is not ready; its log ends with:\n{_tail(log)}")
             await asyncio.sleep(0.1)
         yield _HttpServer(process.pid, time.perf_counter() - started, LoadClient(url, model="m"))
@@ -172,52 +170,60 @@ async def _http(command: list[str], environment: dict[str, str] | None = None) -
 async def _piped(command: list[str]) -> AsyncIterator[RunningServer]:
     started = time.perf_counter()
     async with _process(command, has_pipes=True) as (process, log):
-        await _read_answer(process, log)
+        await asyncio.to_thread(_exchange, process, "", log)
         yield _PipedServer(process.pid, time.perf_counter() - started, process, log)
 
 
 @contextlib.asynccontextmanager
 async def _process(
     command: list[str], *, environment: dict[str, str] | None = None, has_pipes: bool = False
-) -> AsyncIterator[tuple[Process, Path]]:
+) -> AsyncIterator[tuple[subprocess.Popen[str], Path]]:
     """Runs `command` until the block ends; what it prints is in the log, unless its output is one of the pipes."""
     with tempfile.TemporaryDirectory(prefix="pagedd-bench-") as directory:
         log = Path(directory) / "log"
         with log.open("wb") as log_file:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=PIPE if has_pipes else DEVNULL,
-                stdout=PIPE if has_pipes else log_file,
+            process = subprocess.Popen(  # noqa: ASYNC220 (returns at once)
+                command,
+                stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if has_pipes else log_file,
                 stderr=log_file,
                 env=os.environ | (environment or {}),
+                text=True,
             )
         try:
             yield process, log
         finally:
-            await stop_tree(process)
+            await asyncio.to_thread(_stop_tree, process)
 
 
-async def stop_tree(process: Process) -> None:
-    """Asks the process to end, and ends whatever of it and its descendants is there after half a minute."""
-    try:
+def _stop_tree(process: subprocess.Popen[str]) -> None:
+    """Asks the process to end, kills it when it has not after half a minute, then kills what is left below it."""
+    below: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
         below = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        below = []
-    if process.returncode is None:
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-    for orphan in below:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for descendant in below:
         with contextlib.suppress(psutil.NoSuchProcess):
-            orphan.kill()
+            descendant.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
-async def _read_answer(process: Process, log: Path) -> dict[str, float]:
-    assert process.stdout is not None
-    line = await process.stdout.readline()
+def _exchange(process: subprocess.Popen[str], question: str, log: Path) -> dict[str, float]:
+    """Writes a line, or nothing, and waits for the next answer."""
+    line = ""
+    if process.stdin is not None and process.stdout is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(question)
+            process.stdin.flush()
+            line = process.stdout.readline()
     if not line:
         raise RuntimeError(f"process {process.pid} ended; its log ends with:\n{_tail(log)}")
     answer: dict[str, float] = json.loads(line)
