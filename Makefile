@@ -16,14 +16,18 @@ PACKAGES := client kernels engine daemon tui bench
 help:  ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
+.PHONY: kernels
+kernels: $(STAMP)  ## build the C++ kernels for this machine, once (half a minute)
+	@$(VENV)/bin/python -P -m pagedd.kernels.cpu
+
 .PHONY: run
-run: $(STAMP)  ## set up, fetch the default model, start the daemon in the foreground (ARGS="--flag ...")
+run: kernels  ## set up, fetch the default model, start the daemon in the foreground (ARGS="--flag ...")
 	@$(VENV)/bin/pagectl pull $(MODEL)
 	@echo "pagedd: starting; once it is ready: $(CURDIR)/$(VENV)/bin/pagectl generate 'Once upon a time'"
 	@exec $(VENV)/bin/pagedd --model $(MODEL) $(ARGS)
 
 .PHONY: test
-test: $(STAMP)  ## set up and run the tests (ARGS="-k name")
+test: kernels  ## set up and run the tests (ARGS="-k name")
 	@$(VENV)/bin/pytest $(ARGS)
 
 .PHONY: lint

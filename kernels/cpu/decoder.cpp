@@ -11,6 +11,9 @@ namespace {
 
 constexpr int kRowStep = 8;   // rows that a thread takes at once where rows are independent
 constexpr int kTileStep = 4;  // tiles of 16 outputs; even, since gate and up tiles come in pairs
+constexpr int kStreamedRows = 8;
+constexpr size_t kPhasesOfLayer = 10;  // four products, each with its inputs; rope; attention
+constexpr size_t kPhasesBesideLayers = 3;
 constexpr size_t kAlignment = 64;
 
 // y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019)
@@ -21,11 +24,19 @@ void rms_norm(const float* x, const float* weight, int size, float eps, float* y
   for (int i = 0; i < size; i += kLanes) (Vec::load(x + i) * factor * Vec::load(weight + i)).store(y + i);
 }
 
+// Tiles that a thread takes at once. For few rows one long piece a thread: weights stream from memory, and a stream that
+// breaks off has to be found again. For many, small pieces that even out what else the machine does.
+int tile_step(const Linear& linear, int num_rows, int num_threads) {
+  if (num_rows > kStreamedRows) return kTileStep;
+  const int share = (linear.out_features / kTile + num_threads - 1) / num_threads;
+  return share + share % 2;
+}
+
 }  // namespace
 
 // Where the intermediate results of a step lie, in one allocation.
 struct Decoder::Scratch {
-  Team team;
+  const int num_threads;
   float* residual;    // [num_tokens, hidden_size]
   float* qkv;         // [num_tokens, qkv_size]
   float* attended;    // [num_tokens, query_size]
@@ -35,10 +46,10 @@ struct Decoder::Scratch {
   std::vector<uint8_t*> attention;  // of each thread
   std::vector<float*> row;          // of each thread, the widest row
 
-  explicit Scratch(int num_threads) : team(num_threads), attention(num_threads), row(num_threads) {}
+  explicit Scratch(int num_threads) : num_threads(num_threads), attention(num_threads), row(num_threads) {}
 
-  // With fewer rows than threads each thread prepares the inputs for itself: cheaper than a barrier.
-  bool prepares_alone(int num_rows) const { return num_rows < team.size(); }
+  // With fewer rows than threads each thread prepares the inputs for itself: cheaper than a phase.
+  bool prepares_alone(int num_rows) const { return num_rows < num_threads; }
 };
 
 void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, float* logits) {
@@ -46,6 +57,7 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
   plan_.build(batch.attention, shape_.num_heads, shape_.num_kv_heads, shape_.head_dim, num_threads,
               widest_window());
 
+  std::vector<Phase> phases(kPhasesBesideLayers + kPhasesOfLayer * layers_.size());
   // Laid out twice: to know the size, then at the address that the first pass made.
   Scratch scratch(num_threads);
   size_t prepared_bytes = 0;
@@ -84,9 +96,8 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
                           (kv.type == KvType::kFloat32 ? 4 : 2);
 #pragma omp parallel num_threads(num_threads)
   {
-    const int thread = omp_get_thread_num();
-    Team& team = scratch.team;
-    team.share(num_tokens, kRowStep, [&](int begin, int end) {
+    Member member(phases, omp_get_thread_num());
+    member.share(num_tokens, kRowStep, [&](int begin, int end) {
       for (int row = begin; row < end; ++row)
         unpack_row(embedding_, batch.token_ids[row], scratch.residual + size_t(row) * hidden);
     });
@@ -94,18 +105,19 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
       uint8_t* keys = kv.data + 2 * index * kv_plane;
       const KvLayer kv_layer{keys, keys + kv_plane, kv.type, kv.num_blocks, shape_.num_kv_heads, kv.block_size,
                              shape_.head_dim};
-      run_layer(layers_[index], kv_layer, batch, scratch, thread);
+      run_layer(layers_[index], kv_layer, batch, scratch, member);
     }
     // Only the rows that somebody samples from go on: the head is the largest product of all.
     const size_t row_bytes = prepared_row_bytes(head_.form, hidden);
-    team.share(batch.num_logits_rows, 1, [&](int begin, int end) {
+    member.share(batch.num_logits_rows, 1, [&](int begin, int end) {
       for (int row = begin; row < end; ++row) {
         const float* x = scratch.residual + batch.logits_rows[row] * hidden;
-        rms_norm(x, final_norm_, hidden, shape_.rms_norm_eps, scratch.row[thread]);
-        prepare_row(head_.form, hidden, scratch.row[thread], scratch.prepared + row * row_bytes);
+        rms_norm(x, final_norm_, hidden, shape_.rms_norm_eps, scratch.row[member.thread()]);
+        prepare_row(head_.form, hidden, scratch.row[member.thread()], scratch.prepared + row * row_bytes);
       }
     });
-    team.share(head_.out_features / kTile, 4 * kTileStep, [&](int begin, int end) {
+    const int step = tile_step(head_, batch.num_logits_rows, num_threads);
+    member.share(head_.out_features / kTile, step, [&](int begin, int end) {
       multiply(head_, scratch.prepared, 0, batch.num_logits_rows, begin, end, Epilogue::kStore, logits,
                head_.out_features);
     });
@@ -121,30 +133,26 @@ int Decoder::widest_window() const {
   return widest;
 }
 
-void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batch, Scratch& scratch, int thread) {
-  Team& team = scratch.team;
+void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batch, Scratch& scratch, Member& member) {
   const int num_tokens = batch.num_tokens, hidden = shape_.hidden_size;
   const int query_size = shape_.query_size(), qkv_size = shape_.qkv_size();
-  float* const own_row = scratch.row[thread];
+  float* const own_row = scratch.row[member.thread()];
   const bool alone = scratch.prepares_alone(num_tokens);
 
-  // Inputs of `linear` from make_row(row), which returns a row of floats; returns where they are.
-  const auto prepare = [&](const Linear& linear, auto make_row) {
+  // y = epilogue(linear · rows), where make_row(row) returns a row of floats.
+  const auto product = [&](const Linear& linear, auto make_row, Epilogue epilogue, float* y, int width) {
     const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
-    if (alone) {
-      uint8_t* own = scratch.prepared + size_t(thread) * num_tokens * row_bytes;
-      for (int row = 0; row < num_tokens; ++row)
-        prepare_row(linear.form, linear.in_features, make_row(row), own + row * row_bytes);
-      return own;
-    }
-    team.share(num_tokens, kRowStep, [&](int begin, int end) {
+    uint8_t* inputs = scratch.prepared + (alone ? size_t(member.thread()) * num_tokens * row_bytes : 0);
+    const auto prepare = [&](int begin, int end) {
       for (int row = begin; row < end; ++row)
-        prepare_row(linear.form, linear.in_features, make_row(row), scratch.prepared + row * row_bytes);
-    });
-    return scratch.prepared;
-  };
-  const auto product = [&](const Linear& linear, const uint8_t* inputs, Epilogue epilogue, float* y, int width) {
-    team.share(linear.out_features / kTile, kTileStep, [&](int begin, int end) {
+        prepare_row(linear.form, linear.in_features, make_row(row), inputs + row * row_bytes);
+    };
+    if (!alone) member.share(num_tokens, kRowStep, prepare);
+    bool is_prepared = !alone;
+    member.share(linear.out_features / kTile, tile_step(linear, num_tokens, scratch.num_threads), [&](int begin, int end) {
+      // Only by who holds a piece: as long as it does, no later phase can change what make_row reads.
+      if (!is_prepared) prepare(0, num_tokens);
+      is_prepared = true;
       multiply(linear, inputs, 0, num_tokens, begin, end, epilogue, y, width);
     });
   };
@@ -155,19 +163,17 @@ void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batc
     };
   };
 
-  const uint8_t* inputs = prepare(layer.qkv, normed(layer.attention_norm));
-  product(layer.qkv, inputs, Epilogue::kStore, scratch.qkv, qkv_size);
-
-  team.share(num_tokens, kRowStep, [&](int begin, int end) {
+  product(layer.qkv, normed(layer.attention_norm), Epilogue::kStore, scratch.qkv, qkv_size);
+  member.share(num_tokens, kRowStep, [&](int begin, int end) {
     rope_and_write_kv(scratch.qkv, qkv_size, begin, end, shape_.num_heads, batch.cos, batch.sin, layer.query_norm,
                       layer.key_norm, shape_.rms_norm_eps, batch.slots, kv);
   });
   const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
-  team.share(plan_.num_items(), 1, [&](int item, int) {
+  member.share(plan_.num_items(), 1, [&](int item, int) {
     attend_item(plan_, batch.attention, item, scratch.qkv, qkv_size, kv, scale, 0.0f, layer.sliding_window,
-                scratch.attended, query_size, scratch.partial, scratch.attention[thread]);
+                scratch.attended, query_size, scratch.partial, scratch.attention[member.thread()]);
   });
-  inputs = prepare(layer.output, [&](int row) -> const float* {
+  const auto combined = [&](int row) -> const float* {
     float* attended = scratch.attended + size_t(row) * query_size;
     if (alone) {  // every thread reduces the same partial results, each into its own row
       std::copy(attended, attended + query_size, own_row);
@@ -175,13 +181,12 @@ void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batc
     }
     combine_rows(plan_, row, row + 1, attended - int64_t(row) * query_size, query_size, scratch.partial);
     return attended;
-  });
-  product(layer.output, inputs, Epilogue::kAdd, scratch.residual, hidden);
+  };
+  product(layer.output, combined, Epilogue::kAdd, scratch.residual, hidden);
 
-  inputs = prepare(layer.gate_up, normed(layer.mlp_norm));
-  product(layer.gate_up, inputs, Epilogue::kSiluAndMul, scratch.inner, shape_.intermediate_size);
-  inputs = prepare(layer.down, [&](int row) { return scratch.inner + size_t(row) * shape_.intermediate_size; });
-  product(layer.down, inputs, Epilogue::kAdd, scratch.residual, hidden);
+  product(layer.gate_up, normed(layer.mlp_norm), Epilogue::kSiluAndMul, scratch.inner, shape_.intermediate_size);
+  const auto inner = [&](int row) { return scratch.inner + size_t(row) * shape_.intermediate_size; };
+  product(layer.down, inner, Epilogue::kAdd, scratch.residual, hidden);
 }
 
 }  // namespace pagedd::cpu

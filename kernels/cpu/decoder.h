@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "team.h"
 
 namespace pagedd::cpu {
 
@@ -66,7 +67,7 @@ class Decoder {
   struct Scratch;
 
   int widest_window() const;  // 0 when a layer has none
-  void run_layer(const Layer& layer, const KvLayer& kv, const Batch& batch, Scratch& scratch, int thread);
+  void run_layer(const Layer& layer, const KvLayer& kv, const Batch& batch, Scratch& scratch, Member& member);
 
   Shape shape_;
   Linear embedding_;

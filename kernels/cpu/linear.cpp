@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "vector_math.h"
 
@@ -15,7 +16,8 @@ namespace pagedd::cpu {
 namespace {
 
 constexpr int kQuads = kGroup / 4;  // dpbusd takes four inputs at a time
-constexpr int kMaxRows = 8;         // rows of a register block
+constexpr int kMaxRows = 5;         // of a register block; with two tiles, 10 integer and 10 float sums
+constexpr int kPrefetchBytes = 4096;  // weights are asked for so far ahead of their use
 constexpr int kRowBlock = 64;       // rows whose inputs stay in the second-level cache while tiles go by
 
 struct Int8Group {
@@ -39,6 +41,10 @@ QuantizedRow quantized_row(const uint8_t* prepared, int in_features) {
   return {reinterpret_cast<const int8_t*>(prepared), floats, floats + in_features / kGroup};
 }
 
+void prefetch(const uint8_t* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
 uint16_t to_half(float x) {
 #if PAGEDD_AVX512
   return uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
@@ -57,138 +63,199 @@ float from_half(uint16_t bits) {
   return out[0];
 }
 
-// ---- products: `rows` prepared rows times one tile, sums in registers ------------------------------------------------
+// ---- products: a register block is `rows` prepared rows times `tiles` tiles ------------------------------------------
 
-template <int rows>
-void multiply_float32(const uint8_t* tile, int in, const uint8_t* prepared, size_t row_bytes, Vec* sums) {
-  const auto* w = reinterpret_cast<const float*>(tile);
-  for (int k = 0; k < in; ++k) {
-    const Vec column = Vec::load(w + size_t(k) * kTile);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r)
-      sums[r] = fma(column, Vec::all(reinterpret_cast<const float*>(prepared + r * row_bytes)[k]), sums[r]);
-  }
+struct Inputs {
+  const uint8_t* rows;
+  size_t row_bytes;
+  int in_features;
+
+  const uint8_t* row(int r) const { return rows + r * row_bytes; }
+};
+
+// Returned by value, so that the sums stay in registers while the tiles go by.
+template <int rows, int tiles>
+struct Sums {
+  Vec of[rows][tiles];
+};
+
+template <int rows, int tiles>
+Sums<rows, tiles> multiply_float32(const uint8_t* const (&tile)[tiles], Inputs x, Sums<rows, tiles> sums) {
+  for (int k = 0; k < x.in_features; ++k)
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+      const Vec value = Vec::all(reinterpret_cast<const float*>(x.row(r))[k]);
+#pragma GCC unroll 2
+      for (int t = 0; t < tiles; ++t)
+        sums.of[r][t] = fma(Vec::load(reinterpret_cast<const float*>(tile[t]) + size_t(k) * kTile), value, sums.of[r][t]);
+    }
+  return sums;
 }
 
-template <int rows>
-void multiply_bfloat16(const uint8_t* tile, int in, const uint8_t* prepared, size_t row_bytes, Vec* sums) {
+template <int rows, int tiles>
+Sums<rows, tiles> multiply_bfloat16(const uint8_t* const (&tile)[tiles], Inputs x, Sums<rows, tiles> sums) {
 #if PAGEDD_DPBF16
-  for (int k = 0; k < in; k += 2) {
-    const __m512i column = _mm512_loadu_si512(tile + size_t(k) * kTile * 2);
-#pragma GCC unroll 8
+  for (int k = 0; k < x.in_features; k += 2)
+#pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
       int pair;
-      std::memcpy(&pair, prepared + r * row_bytes + size_t(k) * 2, 4);
-      sums[r].v = _mm512_dpbf16_ps(sums[r].v, (__m512bh)column, (__m512bh)_mm512_set1_epi32(pair));
+      std::memcpy(&pair, x.row(r) + size_t(k) * 2, 4);
+      const __m512i values = _mm512_set1_epi32(pair);
+#pragma GCC unroll 2
+      for (int t = 0; t < tiles; ++t) {
+        const __m512i column = _mm512_loadu_si512(tile[t] + size_t(k) * kTile * 2);
+        sums.of[r][t].v = _mm512_dpbf16_ps(sums.of[r][t].v, (__m512bh)column, (__m512bh)values);
+      }
     }
-  }
 #else
-  const auto* w = reinterpret_cast<const uint16_t*>(tile);
-  for (int k = 0; k < in; ++k) {
-    float column[kTile];
-    for (int i = 0; i < kTile; ++i) column[i] = from_bfloat16(w[size_t(k / 2) * kTile * 2 + i * 2 + k % 2]);
-    for (int r = 0; r < rows; ++r) {
-      const float x = from_bfloat16(reinterpret_cast<const uint16_t*>(prepared + r * row_bytes)[k]);
-      sums[r] = fma(Vec::load(column), Vec::all(x), sums[r]);
+  for (int t = 0; t < tiles; ++t) {
+    const auto* w = reinterpret_cast<const uint16_t*>(tile[t]);
+    for (int k = 0; k < x.in_features; ++k) {
+      float column[kTile];
+      for (int i = 0; i < kTile; ++i) column[i] = from_bfloat16(w[size_t(k / 2) * kTile * 2 + i * 2 + k % 2]);
+      for (int r = 0; r < rows; ++r) {
+        const float value = from_bfloat16(reinterpret_cast<const uint16_t*>(x.row(r))[k]);
+        sums.of[r][t] = fma(Vec::load(column), Vec::all(value), sums.of[r][t]);
+      }
     }
   }
 #endif
+  return sums;
 }
 
 #if PAGEDD_VNNI
-inline void load_quads(const Int8Group& group, __m512i* quads) {
-  for (int i = 0; i < kQuads; ++i) quads[i] = _mm512_loadu_si512(group.q[i]);
+// Calls use(quad, values) for the 8 quads of a group in both tiles, values[t] being unsigned bytes.
+template <int tiles, class Use>
+inline void for_each_quad(const Int8Group* const (&group)[tiles], Use use) {
+#pragma GCC unroll 8
+  for (int quad = 0; quad < kQuads; ++quad) {
+    __m512i values[tiles];
+    for (int t = 0; t < tiles; ++t) values[t] = _mm512_loadu_si512(group[t]->q[quad]);
+    use(quad, values);
+  }
 }
 
-inline void load_quads(const Int4Group& group, __m512i* quads) {
+template <int tiles, class Use>
+inline void for_each_quad(const Int4Group* const (&group)[tiles], Use use) {
   const __m512i nibble = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
-  for (int i = 0; i < kQuads / 2; ++i) {
-    const __m512i both = _mm512_loadu_si512(group.q[i]);
-    quads[i] = _mm512_and_si512(both, nibble);
-    quads[i + kQuads / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+  for (int quad = 0; quad < kQuads / 2; ++quad) {
+    __m512i low[tiles], high[tiles];
+    for (int t = 0; t < tiles; ++t) {
+      const __m512i both = _mm512_loadu_si512(group[t]->q[quad]);
+      low[t] = _mm512_and_si512(both, nibble);
+      high[t] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+    }
+    use(quad, low);
+    use(quad + kQuads / 2, high);
   }
 }
 #else
-inline int quad_value(const Int8Group& group, int quad, int output, int i) { return group.q[quad][output][i]; }
-inline int quad_value(const Int4Group& group, int quad, int output, int i) {
-  const uint8_t both = group.q[quad % (kQuads / 2)][output][i];
-  return quad < kQuads / 2 ? both & 15 : both >> 4;
+inline int value_at(const Int8Group& group, int k, int output) { return group.q[k / 4][output][k % 4]; }
+inline int value_at(const Int4Group& group, int k, int output) {
+  const uint8_t both = group.q[k % (kGroup / 2) / 4][output][k % 4];
+  return k < kGroup / 2 ? both & 15 : both >> 4;
 }
 #endif
 
-template <class Group, int rows>
-void multiply_quantized(const uint8_t* tile, int in, const uint8_t* prepared, size_t row_bytes, Vec* sums) {
-  const auto* groups = reinterpret_cast<const Group*>(tile);
-  for (int g = 0; g < in / kGroup; ++g) {
-    const Group& group = groups[g];
-    const Vec scale = Vec::load_half(group.scale), offset = Vec::load_half(group.offset);
+template <class Group, int rows, int tiles>
+Sums<rows, tiles> multiply_quantized(const uint8_t* const (&tile)[tiles], Inputs x, Sums<rows, tiles> sums) {
+  const QuantizedRow first = quantized_row(x.rows, x.in_features);
+  const auto of_row = [&](const float* values, int r) {
+    return reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(values) + r * x.row_bytes);
+  };
+  for (int g = 0; g < x.in_features / kGroup; ++g) {
+    const Group* group[tiles];
+    for (int t = 0; t < tiles; ++t) group[t] = reinterpret_cast<const Group*>(tile[t]) + g;
+    for (int t = 0; t < tiles; ++t) prefetch(reinterpret_cast<const uint8_t*>(group[t]) + kPrefetchBytes, sizeof(Group));
+    Vec dots[rows][tiles];
 #if PAGEDD_VNNI
-    __m512i quads[kQuads], dots[rows];
-    load_quads(group, quads);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) dots[r] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int quad = 0; quad < kQuads; ++quad)
-#pragma GCC unroll 8
+    __m512i integers[rows][tiles];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r)
+      for (int t = 0; t < tiles; ++t) integers[r][t] = _mm512_setzero_si512();
+    for_each_quad(group, [&](int quad, const __m512i* weights) {
+#pragma GCC unroll 6
       for (int r = 0; r < rows; ++r) {
         int four;
-        std::memcpy(&four, prepared + r * row_bytes + g * kGroup + quad * 4, 4);
-        dots[r] = _mm512_dpbusd_epi32(dots[r], quads[quad], _mm512_set1_epi32(four));
+        std::memcpy(&four, x.row(r) + g * kGroup + quad * 4, 4);
+        const __m512i values = _mm512_set1_epi32(four);
+#pragma GCC unroll 2
+        for (int t = 0; t < tiles; ++t) integers[r][t] = _mm512_dpbusd_epi32(integers[r][t], weights[t], values);
       }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const QuantizedRow row = quantized_row(prepared + r * row_bytes, in);
-      const Vec dot = {_mm512_cvtepi32_ps(dots[r])};
-      sums[r] = fma(dot * scale, Vec::all(row.scales[g]), sums[r]);
-      sums[r] = fma(offset, Vec::all(row.sums[g]), sums[r]);
-    }
+    });
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r)
+      for (int t = 0; t < tiles; ++t) dots[r][t] = {_mm512_cvtepi32_ps(integers[r][t])};
 #else
-    for (int r = 0; r < rows; ++r) {
-      const QuantizedRow row = quantized_row(prepared + r * row_bytes, in);
-      float dots[kTile];
-      for (int output = 0; output < kTile; ++output) {
-        int dot = 0;
-        for (int k = 0; k < kGroup; ++k)
-          dot += quad_value(group, k / 4, output, k % 4) * row.values[g * kGroup + k];
-        dots[output] = float(dot);
+    for (int r = 0; r < rows; ++r)
+      for (int t = 0; t < tiles; ++t) {
+        const auto* values = reinterpret_cast<const int8_t*>(x.row(r)) + g * kGroup;
+        float lanes[kTile];
+        for (int output = 0; output < kTile; ++output) {
+          int dot = 0;
+          for (int k = 0; k < kGroup; ++k) dot += value_at(*group[t], k, output) * values[k];
+          lanes[output] = float(dot);
+        }
+        dots[r][t] = Vec::load(lanes);
       }
-      sums[r] = fma(Vec::load(dots) * scale, Vec::all(row.scales[g]), sums[r]);
-      sums[r] = fma(offset, Vec::all(row.sums[g]), sums[r]);
-    }
 #endif
+    Vec scale[tiles], offset[tiles];
+    for (int t = 0; t < tiles; ++t) {
+      scale[t] = Vec::load_half(group[t]->scale);
+      offset[t] = Vec::load_half(group[t]->offset);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+      const Vec x_scale = Vec::all(of_row(first.scales, r)[g]), x_sum = Vec::all(of_row(first.sums, r)[g]);
+#pragma GCC unroll 2
+      for (int t = 0; t < tiles; ++t)
+        sums.of[r][t] = fma(offset[t], x_sum, fma(dots[r][t] * scale[t], x_scale, sums.of[r][t]));
+    }
   }
+  return sums;
 }
 
-template <int rows>
-void multiply_tile(const Linear& linear, int tile_index, const uint8_t* prepared, size_t row_bytes, Vec* sums) {
-  const uint8_t* tile = linear.tiles + tile_index * linear.tile_bytes();
-  const Vec bias = linear.bias ? Vec::load(linear.bias + size_t(tile_index) * kTile) : Vec::zero();
-  for (int r = 0; r < rows; ++r) sums[r] = bias;
+template <int rows, int tiles>
+Sums<rows, tiles> multiply_tiles(const Linear& linear, int first_tile, Inputs x) {
+  const uint8_t* tile[tiles];
+  Sums<rows, tiles> start;
+  for (int t = 0; t < tiles; ++t) {
+    tile[t] = linear.tiles + size_t(first_tile + t) * linear.tile_bytes();
+    const Vec bias = linear.bias ? Vec::load(linear.bias + size_t(first_tile + t) * kTile) : Vec::zero();
+    for (int r = 0; r < rows; ++r) start.of[r][t] = bias;
+  }
   switch (linear.form) {
-    case Form::kFloat32: return multiply_float32<rows>(tile, linear.in_features, prepared, row_bytes, sums);
-    case Form::kBFloat16: return multiply_bfloat16<rows>(tile, linear.in_features, prepared, row_bytes, sums);
-    case Form::kInt8: return multiply_quantized<Int8Group, rows>(tile, linear.in_features, prepared, row_bytes, sums);
-    case Form::kInt4: return multiply_quantized<Int4Group, rows>(tile, linear.in_features, prepared, row_bytes, sums);
+    case Form::kFloat32: return multiply_float32<rows, tiles>(tile, x, start);
+    case Form::kBFloat16: return multiply_bfloat16<rows, tiles>(tile, x, start);
+    case Form::kInt8: return multiply_quantized<Int8Group, rows, tiles>(tile, x, start);
+    case Form::kInt4: return multiply_quantized<Int4Group, rows, tiles>(tile, x, start);
+  }
+  return start;
+}
+
+// One register block and what becomes of it.
+template <int rows, int tiles>
+void multiply_block(const Linear& linear, Inputs x, int first_tile, Epilogue epilogue, float* y, int64_t y_stride) {
+  const Sums<rows, tiles> sums = multiply_tiles<rows, tiles>(linear, first_tile, x);
+  for (int r = 0; r < rows; ++r) {
+    float* out = y + r * y_stride;
+    if (epilogue == Epilogue::kSiluAndMul) {
+      (silu(sums.of[r][0]) * sums.of[r][tiles - 1]).store(out + size_t(first_tile / 2) * kTile);
+      continue;
+    }
+    for (int t = 0; t < tiles; ++t) {
+      float* lanes = out + size_t(first_tile + t) * kTile;
+      (epilogue == Epilogue::kAdd ? Vec::load(lanes) + sums.of[r][t] : sums.of[r][t]).store(lanes);
+    }
   }
 }
 
-template <int rows>
-void multiply_rows(const Linear& linear, const uint8_t* prepared, size_t row_bytes, int tile, Epilogue epilogue,
-                   float* y, int64_t y_stride) {
-  Vec sums[rows];
-  multiply_tile<rows>(linear, tile, prepared, row_bytes, sums);
-  if (epilogue == Epilogue::kSiluAndMul) {
-    Vec up[rows];
-    multiply_tile<rows>(linear, tile + 1, prepared, row_bytes, up);
-    for (int r = 0; r < rows; ++r) (silu(sums[r]) * up[r]).store(y + r * y_stride + size_t(tile / 2) * kTile);
-    return;
-  }
-  for (int r = 0; r < rows; ++r) {
-    float* out = y + r * y_stride + size_t(tile) * kTile;
-    (epilogue == Epilogue::kAdd ? Vec::load(out) + sums[r] : sums[r]).store(out);
-  }
-}
+using Block = void (*)(const Linear&, Inputs, int, Epilogue, float*, int64_t);
+constexpr Block kBlocks[2][kMaxRows] = {
+    {multiply_block<1, 1>, multiply_block<2, 1>, multiply_block<3, 1>, multiply_block<4, 1>, multiply_block<5, 1>},
+    {multiply_block<1, 2>, multiply_block<2, 2>, multiply_block<3, 2>, multiply_block<4, 2>, multiply_block<5, 2>},
+};
 
 void quantize_row(int in, const float* x, uint8_t* prepared) {
   auto* values = reinterpret_cast<int8_t*>(prepared);
@@ -343,21 +410,18 @@ void prepare_row(Form form, int in_features, const float* x, uint8_t* prepared) 
 void multiply(const Linear& linear, const uint8_t* prepared, int first_row, int end_row, int first_tile, int end_tile,
               Epilogue epilogue, float* y, int64_t y_stride) {
   const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
-  const int tile_step = epilogue == Epilogue::kSiluAndMul ? 2 : 1;
-  for (int block = first_row; block < end_row; block += kRowBlock) {
-    const int block_end = std::min(block + kRowBlock, end_row);
-    for (int tile = first_tile; tile < end_tile; tile += tile_step) {
-      int row = block;
-      const auto run = [&](auto rows) {
-        constexpr int count = decltype(rows)::value;
-        for (; row + count <= block_end; row += count)
-          multiply_rows<count>(linear, prepared + row * row_bytes, row_bytes, tile, epilogue, y + row * y_stride,
-                               y_stride);
-      };
-      run(std::integral_constant<int, kMaxRows>{});
-      run(std::integral_constant<int, 4>{});
-      run(std::integral_constant<int, 2>{});
-      run(std::integral_constant<int, 1>{});
+  for (int begin = first_row; begin < end_row; begin += kRowBlock) {
+    const int num_rows = std::min(kRowBlock, end_row - begin);
+    const int num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
+    for (int tile = first_tile; tile < end_tile; tile += 2) {
+      const int num_tiles = std::min(2, end_tile - tile);
+      // Register blocks of nearly equal size: 16 rows are 4 + 4 + 4 + 4, not three fives and a costly single one.
+      for (int block = 0, row = 0; block < num_blocks; ++block) {
+        const int next = num_rows * (block + 1) / num_blocks;
+        const Inputs x{prepared + size_t(begin + row) * row_bytes, row_bytes, linear.in_features};
+        kBlocks[num_tiles - 1][next - row - 1](linear, x, tile, epilogue, y + (begin + row) * y_stride, y_stride);
+        row = next;
+      }
     }
   }
 }

@@ -1,12 +1,14 @@
-// The threads of one forward pass: a barrier that also hands out work.
+// The threads of one forward pass and the phases that they go through together.
 //
-// One parallel region holds the whole pass; inside it, phases follow each other at the price of a barrier. Work of a
-// phase is taken piece by piece, so that a thread that the machine holds up does not hold up the others by more than one.
+// A phase is over when its work is done, not when every thread has arrived: a thread that the machine holds up in between
+// finds later that others went on, and catches up. Only what a thread holds while it is held up has to be waited for, so
+// pieces are small. One parallel region holds the whole pass; a phase costs two atomic counters.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,40 +16,35 @@
 
 namespace pagedd::cpu {
 
-class Team {
+struct alignas(64) Phase {
+  std::atomic<int> next{0};  // first piece that nobody has taken
+  alignas(64) std::atomic<int> done{0};
+};
+
+// One thread's way through the phases; all threads go through the same ones in the same order.
+class Member {
  public:
-  explicit Team(int size) : size_(size) {}
+  Member(std::vector<Phase>& phases, int thread) : phases_(phases), thread_(thread) {}
 
-  int size() const { return size_; }
+  int thread() const { return thread_; }
 
-  // Returns once every thread has called it; what they wrote before is visible after. Work starts again at 0.
-  void barrier() {
-    if (size_ == 1) {
-      next_.store(0, std::memory_order_relaxed);
-      return;
+  // Calls work(begin, end) for pieces of [0, count), each `step` long or less, as long as there are any, and returns when
+  // all of them are done, by whomever. What the pieces wrote is visible then.
+  template <class Work>
+  void share(int count, int step, Work work) {
+    Phase& phase = phases_[index_++];
+    for (int begin; (begin = phase.next.fetch_add(step, std::memory_order_relaxed)) < count;) {
+      const int end = std::min(begin + step, count);
+      work(begin, end);
+      phase.done.fetch_add(end - begin, std::memory_order_acq_rel);
     }
-    const int generation = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
-      generation_.store(generation + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
+    for (int spins = 0; phase.done.load(std::memory_order_acquire) < count; ++spins) {
       // Others may need the processor that is waited on: after a while it is given away.
       if (spins < kSpins)
         pause();
       else
         std::this_thread::yield();
     }
-  }
-
-  // Calls work(begin, end) for pieces of [0, count), each `step` long or less, until none is left; then the barrier.
-  template <class Work>
-  void share(int count, int step, Work work) {
-    for (int begin; (begin = next_.fetch_add(step, std::memory_order_relaxed)) < count;)
-      work(begin, std::min(begin + step, count));
-    barrier();
   }
 
  private:
@@ -59,10 +56,9 @@ class Team {
 #endif
   }
 
-  const int size_;
-  alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> generation_{0};
+  std::vector<Phase>& phases_;
+  const int thread_;
+  size_t index_ = 0;
 };
 
 }  // namespace pagedd::cpu
