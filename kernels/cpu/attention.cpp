@@ -14,7 +14,6 @@ namespace {
 constexpr int kMaxItemRows = 192;  // query rows × heads of a group: their words and sums stay in the L2 cache
 constexpr int64_t kTileCost = 8;   // packing a key costs about as much as so many rows' use of it
 constexpr int kItemsPerThread = 2;
-constexpr int kMaxHeadDim = 256;
 
 constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
@@ -28,45 +27,84 @@ constexpr auto kAttendTile = []<int... kRows>(std::integer_sequence<int, kRows..
       attend_tile<Math, kRows + 1, 4>}...};
 }(std::make_integer_sequence<int, kMaxRowsAtOnce>());
 
-// A key or value of a position without one: what is multiplied by a weight of zero must be finite.
-alignas(64) constexpr float kZeroRow[kMaxHeadDim] = {};
+// Keys of a sequence, for one KV head.
+struct KeyRange {
+  const int32_t* table;  // the sequence's blocks
+  int kv_head, begin, end;
+};
 
-// Where the rows of keys [first, first + kTileKeys) lie; the zero row from `end` on.
+// Where one KV head of a sequence lies in one plane, keys or values, of the cache.
 template <class Element>
-struct TileRows {
-  const Element* keys[kTileKeys];
-  const Element* values[kTileKeys];
+struct PagedRows {
+  const Element* plane;
+  const int32_t* table;
+  int64_t block_stride;
+  int block_size, head_dim;
 
-  void find(const KvLayer& kv, const int32_t* table, int kv_head, int first, int end) {
-    const int num_keys = std::min(kTileKeys, end - first);
-    for (int i = 0; i < num_keys;) {
-      const int offset = (first + i) % kv.block_size, block = table[(first + i) / kv.block_size];
-      const int64_t row = (int64_t(block) * kv.num_kv_heads + kv_head) * kv.block_size + offset;
-      const Element* key = static_cast<const Element*>(kv.keys) + row * kv.head_dim;
-      const Element* value = static_cast<const Element*>(kv.values) + row * kv.head_dim;
-      const int stop = std::min(i + kv.block_size - offset, num_keys);
-      for (; i < stop; ++i, key += kv.head_dim, value += kv.head_dim) {
-        keys[i] = key;
-        values[i] = value;
-      }
+  PagedRows(const void* plane, const KvLayer& kv, const KeyRange& range)
+      : plane(static_cast<const Element*>(plane) + int64_t(range.kv_head) * kv.block_size * kv.head_dim),
+        table(range.table),
+        block_stride(int64_t(kv.num_kv_heads) * kv.block_size * kv.head_dim),
+        block_size(kv.block_size),
+        head_dim(kv.head_dim) {}
+
+  const Element* row(int position) const {
+    return plane + table[position / block_size] * block_stride + position % block_size * head_dim;
+  }
+
+  // 16 rows from `first`, a multiple of 16, on. Where they do not lie together, or are not all of the range, in
+  // `gathered`, zero outside: what is multiplied by a weight of zero must be finite.
+  const Element* sixteen(int first, const KeyRange& range, Element* gathered) const {
+    if (block_size % kLanes == 0 && first >= range.begin && first + kLanes <= range.end) return row(first);
+    for (int position = first; position < first + kLanes; ++position, gathered += head_dim) {
+      if (position < range.begin || position >= range.end)
+        std::fill_n(gathered, head_dim, Element(0));
+      else
+        std::copy_n(row(position), head_dim, gathered);
     }
-    for (int i = num_keys; i < kTileKeys; ++i) keys[i] = values[i] = reinterpret_cast<const Element*>(kZeroRow);
+    return gathered - kLanes * head_dim;
   }
 };
 
+// Layout of a thread's scratch, in floats.
+struct ScratchLayout {
+  size_t query, weighted, sums, maxima, keys, values, gathered, total;
+
+  ScratchLayout(size_t num_rows, size_t head_dim) {
+    const size_t padded_rows = (num_rows + kLanes - 1) / kLanes * kLanes;
+    query = 0;
+    weighted = query + num_rows * head_dim;
+    sums = weighted + num_rows * head_dim;
+    maxima = sums + num_rows * kLanes;
+    keys = maxima + padded_rows;
+    values = keys + kTileKeys * head_dim;
+    gathered = values + kTileKeys * head_dim;
+    total = gathered + kLanes * head_dim;
+  }
+};
+
+// All keys of the range against all rows. `next`: what this thread is likely to turn to then.
 template <class Rows>
-void attend_keys(const QueryRows& rows, int num_rows, const KvLayer& kv, const int32_t* table, int kv_head, int begin,
-                 int end, const Scoring& scoring, float* key_words, float* value_words) {
+void attend_keys(const QueryRows& rows, int num_rows, const KvLayer& kv, const KeyRange& range, const KeyRange& next,
+                 const Scoring& scoring, float* memory, const ScratchLayout& layout) {
   using Math = typename Rows::Math;
+  using Element = typename Rows::Element;
+  const PagedRows<Element> keys(kv.keys, kv, range), values(kv.values, kv, range);
+  const Element* next_keys = PagedRows<Element>(kv.keys, kv, next).row(next.begin / kLanes * kLanes);
+  const Element* next_values = PagedRows<Element>(kv.values, kv, next).row(next.begin / kLanes * kLanes);
+  Element* gathered = reinterpret_cast<Element*>(memory + layout.gathered);
+  float* key_words = memory + layout.keys;
+  float* value_words = memory + layout.values;
   const int num_chunks = divide_up(num_rows, kMaxRowsAtOnce);
-  for (int first = begin; first < end; first += kTileKeys) {
-    TileRows<typename Rows::Element> found;
-    found.find(kv, table, kv_head, first, end);
-    const int num_keys = std::min(kTileKeys, end - first);
-    for (int k = 0; k < num_keys; k += kLanes)
-      pack_keys<Rows>(found.keys + k, rows.num_words, kTileKeys, key_words + k);
-    pack_values<Rows>(found.values, divide_up(num_keys, kLanes) * kLanes, kv.head_dim, value_words);
-    const KeyTile tile{key_words, value_words, first, first + num_keys};
+  for (int first = range.begin / kLanes * kLanes; first < range.end; first += kTileKeys) {
+    const KeyTile tile{key_words, value_words, first, std::min(first + kTileKeys, range.end)};
+    for (int key = first; key < tile.end_key; key += kLanes) {
+      const int after = key + kLanes;
+      pack_keys<Rows>(keys.sixteen(key, range, gathered), after < range.end ? keys.row(after) : next_keys, kv.head_dim,
+                      kTileKeys, key_words + (key - first));
+      pack_values<Rows>(values.sixteen(key, range, gathered), after < range.end ? values.row(after) : next_values,
+                        kv.head_dim, value_words + (key - first) / Math::kValuesPerWord * kv.head_dim);
+    }
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       const int row = chunk * num_rows / num_chunks, stop = (chunk + 1) * num_rows / num_chunks;
       const int first_position = rows.position(row), last_position = rows.position(stop - 1);
@@ -81,22 +119,6 @@ void attend_keys(const QueryRows& rows, int num_rows, const KvLayer& kv, const i
   }
 }
 
-// Layout of a thread's scratch, in floats.
-struct ScratchLayout {
-  size_t query, weighted, sums, maxima, keys, values, total;
-
-  ScratchLayout(size_t num_rows, size_t head_dim) {
-    const size_t padded_rows = (num_rows + kLanes - 1) / kLanes * kLanes;
-    query = 0;
-    weighted = query + num_rows * head_dim;
-    sums = weighted + num_rows * head_dim;
-    maxima = sums + num_rows * kLanes;
-    keys = maxima + padded_rows;
-    values = keys + kTileKeys * head_dim;
-    total = values + kTileKeys * head_dim;
-  }
-};
-
 // A row of a partial result: weighted values, then the reference and the sum of weights.
 int partial_stride(int head_dim) { return head_dim + kLanes; }
 
@@ -110,6 +132,7 @@ void AttentionPlan::build(const AttentionBatch& batch, int num_heads, int num_kv
                           int sliding_window) {
   group_size_ = num_heads / num_kv_heads;
   head_dim_ = head_dim;
+  num_threads_ = num_threads;
   max_rows_ = 0;
   num_partials_ = 0;
   items_.clear();
@@ -140,7 +163,8 @@ void AttentionPlan::build(const AttentionBatch& batch, int num_heads, int num_kv
   const int64_t fair_cost = total_cost / (kItemsPerThread * num_threads) + 1;
   for (int index = 0; index < num_whole && num_threads > 1; ++index) {
     const AttentionItem whole = items_[index];
-    const int num_granules = divide_up(whole.key_end - whole.key_begin, kLanes);
+    const int first_granule = whole.key_begin / kLanes;
+    const int num_granules = divide_up(whole.key_end, kLanes) - first_granule;
     const int wanted = divide_up(int((whole.cost + fair_cost - 1) / fair_cost), multiple) * multiple;
     const int num_pieces = std::min(wanted, num_granules / (kTileVecs / 2));
     if (num_pieces < 2) continue;
@@ -148,8 +172,9 @@ void AttentionPlan::build(const AttentionBatch& batch, int num_heads, int num_kv
     splits_.push_back({whole.first_row, whole.num_rows, whole.kv_head, num_pieces, num_partials_});
     for (int piece = 0; piece < num_pieces; ++piece) {
       AttentionItem part = whole;
-      part.key_begin = whole.key_begin + piece * num_granules / num_pieces * kLanes;
-      part.key_end = std::min(whole.key_end, whole.key_begin + (piece + 1) * num_granules / num_pieces * kLanes);
+      const auto edge = [&](int i) { return (first_granule + i * num_granules / num_pieces) * kLanes; };
+      part.key_begin = std::max(whole.key_begin, edge(piece));
+      part.key_end = std::min(whole.key_end, edge(piece + 1));
       part.is_split = true;
       part.partial = num_partials_ + piece * piece_size;
       part.cost = whole.cost * (part.key_end - part.key_begin) / (whole.key_end - whole.key_begin);
@@ -186,12 +211,15 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
 
   constexpr float kLog2E = 1.44269504088896341f;
   const Scoring scoring{(soft_cap ? soft_cap : scale) * kLog2E, soft_cap ? scale / soft_cap : 0.0f, sliding_window};
-  const int32_t* table = batch.block_tables + item.seq * batch.table_stride;
-  // The plan's window may be wider than this layer's.
-  const int begin = sliding_window ? std::max(item.key_begin, item.first_position - sliding_window + 1) : item.key_begin;
-  (is_float ? attend_keys<Float32Rows> : attend_keys<BFloat16Rows>)(rows, num_rows, kv, table, item.kv_head, begin,
-                                                                   item.key_end, scoring, memory + layout.keys,
-                                                                   memory + layout.values);
+  const auto range_of = [&](const AttentionItem& some) -> KeyRange {
+    // The plan's window may be wider than this layer's.
+    const int first = sliding_window ? some.first_position - sliding_window + 1 : 0;
+    return {batch.block_tables + some.seq * batch.table_stride, some.kv_head, std::max(some.key_begin, first),
+            some.key_end};
+  };
+  const AttentionItem& next = plan.item(std::min(index + plan.num_threads(), plan.num_items() - 1));
+  (is_float ? attend_keys<Float32Rows> : attend_keys<BFloat16Rows>)(rows, num_rows, kv, range_of(item), range_of(next),
+                                                                   scoring, memory, layout);
 
   for (int row = 0; row < num_rows; ++row) {
     const float sum = Vec::load(rows.sums + row * kLanes).sum();
@@ -221,7 +249,8 @@ void combine_rows(const AttentionPlan& plan, int64_t first_row, int64_t end_row,
     const size_t piece_stride = size_t(split->num_rows) * group_size * stride;
     const int row_begin = int(std::max<int64_t>(first_row, split->first_row));
     const int row_end = int(std::min<int64_t>(end_row, split->first_row + split->num_rows));
-    for (int row = (row_begin - split->first_row) * group_size; row < (row_end - split->first_row) * group_size; ++row) {
+    const int end = (row_end - split->first_row) * group_size;
+    for (int row = (row_begin - split->first_row) * group_size; row < end; ++row) {
       const float* pieces = static_cast<const float*>(partial) + split->partial + size_t(row) * stride;
       float reference = kNothingSeen;
       for (int i = 0; i < split->num_pieces; ++i) reference = std::max(reference, pieces[i * piece_stride + head_dim]);

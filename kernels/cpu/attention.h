@@ -1,8 +1,8 @@
 // Causal attention over paged keys and values (PagedAttention, Kwon et al. 2023), as items that threads take in turn.
 //
-// Owns how a step's attention is cut into work, and the work. Opens no threads and allocates nothing but the plan's own
-// tables. The arithmetic on a tile of keys is in attention_tile.h, the forms of the cache in kv_rows.h; rows are written
-// to the cache by rope_kv.h.
+// Owns how a step's attention is cut into work, and the work. Opens no threads and allocates nothing but the plan's
+// own tables. The arithmetic on a tile of keys is in attention_tile.h, the forms of the cache in kv_rows.h; rows are
+// written to the cache by rope_kv.h.
 #pragma once
 
 #include <cstddef>
@@ -65,25 +65,22 @@ class AttentionPlan {
   const std::vector<SplitRows>& splits() const { return splits_; }  // by first_row
   int group_size() const { return group_size_; }                    // query heads that share one KV head
   int head_dim() const { return head_dim_; }
-  int max_rows() const { return max_rows_; }  // of an item, times group_size
+  int max_rows() const { return max_rows_; }                        // of an item, times group_size
+  int num_threads() const { return num_threads_; }
 
  private:
-  int group_size_ = 0, head_dim_ = 0, max_rows_ = 0;
+  int group_size_ = 0, head_dim_ = 0, max_rows_ = 0, num_threads_ = 1;
   size_t num_partials_ = 0;
   std::vector<AttentionItem> items_;
   std::vector<SplitRows> splits_;
 };
 
-// Scores are query · key × scale, then, with a soft cap, soft_cap · tanh(score / soft_cap) (Gemma 2).
-struct ScoreRule {
-  float scale;
-  float soft_cap;      // 0: none
-  int sliding_window;  // a row at position p sees keys p − sliding_window + 1 … p; 0: all up to p
-};
-
-// Rows of an item that was split are complete only after `combine_rows`.
+// Does one item; rows of an item that was split are complete only after `combine_rows`.
 //   query, output: [num_tokens, stride] float32, the heads of a row contiguous [num_heads, head_dim]
-//   partial: the plan's partial_bytes, shared by all threads; scratch: this thread's own. Both aligned to 64 bytes.
+//   scale: multiplies the dot products
+//   soft_cap: scores s become soft_cap · tanh(s / soft_cap) before the softmax (Gemma 2); 0: none
+//   sliding_window: this layer's; a row at position p sees keys p − sliding_window + 1 … p; 0: all up to p
+//   partial: the plan's partial_bytes, shared by all threads; scratch: this thread's own
 void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int item, const float* query,
                  int64_t query_stride, const KvLayer& kv, float scale, float soft_cap, int sliding_window,
                  float* output, int64_t output_stride, void* partial, void* scratch);

@@ -5,6 +5,8 @@
 // headroom is FlashAttention-4's). Knows nothing of blocks or sequences; attention.cpp walks them.
 #pragma once
 
+#include <cmath>
+
 #include "kv_rows.h"
 
 namespace pagedd::cpu {
@@ -69,22 +71,6 @@ inline Vec exp2(Vec x) {
 #endif
 }
 
-// Relative error below 1e-6: an odd polynomial near zero (Cephes, S. Moshier), where 1 − 2 / (e^2x + 1) cancels.
-inline Vec tanh(Vec x) {
-  const Vec square = x * x;
-  Vec p = Vec::all(-5.70498872745e-3f);
-  for (float c : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f})
-    p = fma(p, square, Vec::all(c));
-  const Vec near = fma(x * square, p, x);
-  const Vec far = Vec::all(1.0f) - Vec::all(2.0f) / (exp(x + x) + Vec::all(1.0f));
-  float magnitude[kLanes], near_lanes[kLanes], far_lanes[kLanes];
-  abs(x).store(magnitude);
-  near.store(near_lanes);
-  far.store(far_lanes);
-  for (int i = 0; i < kLanes; ++i) far_lanes[i] = magnitude[i] < 0.625f ? near_lanes[i] : far_lanes[i];
-  return Vec::load(far_lanes);
-}
-
 inline bool any_above(Vec x, float limit) {
 #if PAGEDD_AVX512
   return _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
@@ -93,20 +79,27 @@ inline bool any_above(Vec x, float limit) {
 #endif
 }
 
-// Scores that the row may not see become kMasked. `first`: the key in lane 0.
-inline Vec mask(Vec scores, int first, int visible_begin, int visible_end) {
-  float lanes[kLanes];
-  scores.store(lanes);
-  for (int i = 0; i < kLanes; ++i) {
-    const bool is_visible = (first + i >= visible_begin) & (first + i < visible_end);
-    lanes[i] = is_visible ? lanes[i] : kMasked;
+// scores[r][k] = query[r] · keys[k], for kRows rows and kVecs × 16 keys; scores are kTileKeys apart.
+template <class Math, int kRows, int kVecs>
+void multiply_keys(const float* query, const float* keys, int num_words, float* scores) {
+  Vec sum[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r)
+    for (int j = 0; j < kVecs; ++j) sum[r][j] = Vec::zero();
+  for (int w = 0; w < num_words; ++w, keys += kTileKeys) {
+    Vec key[kVecs];
+    for (int j = 0; j < kVecs; ++j) key[j] = Vec::load(keys + j * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec word = Vec::all(query[r * num_words + w]);
+      for (int j = 0; j < kVecs; ++j) sum[r][j] = Math::multiply_add(word, key[j], sum[r][j]);
+    }
   }
-  return Vec::load(lanes);
+  for (int r = 0; r < kRows; ++r)
+    for (int j = 0; j < kVecs; ++j) sum[r][j].store(scores + r * kTileKeys + j * kLanes);
 }
 
-// weighted[r] += Σ_k weights[r][k] · values[k], for kRows rows and kVecs × 16 dimensions.
+// weighted[r] += Σ_k weights[r][k] · values[k], for kRows rows and kVecs × 16 dimensions; weights are kTileKeys apart.
 template <class Math, int kRows, int kVecs>
-void add_weighted(const float* weights, const float* values, int num_words, int head_dim, float* weighted) {
+void add_values(const float* weights, const float* values, int num_words, int head_dim, float* weighted) {
   Vec sum[kRows][kVecs];
   for (int r = 0; r < kRows; ++r)
     for (int j = 0; j < kVecs; ++j) sum[r][j] = Vec::load(weighted + r * head_dim + j * kLanes);
@@ -122,80 +115,68 @@ void add_weighted(const float* weights, const float* values, int num_words, int 
     for (int j = 0; j < kVecs; ++j) sum[r][j].store(weighted + r * head_dim + j * kLanes);
 }
 
+// Turns a row's scores, kVecs × 16 of them, into weights, as words, where they are.
+template <class Math, int kVecs>
+void weigh(const QueryRows& rows, int row, float factor, float* scores) {
+  Vec score[kVecs];
+  for (int j = 0; j < kVecs; ++j) score[j] = Vec::load(scores + j * kLanes) * Vec::all(factor);
+  Vec highest = score[0];
+  for (int j = 1; j < kVecs; ++j) highest = max(highest, score[j]);
+  float* sums = rows.sums + row * kLanes;
+  float& reference = rows.maxima[row];
+  if (any_above(highest, reference + kHeadroom)) {
+    const float raised = highest.max();
+    const Vec shrink = exp2(Vec::all(reference - raised));
+    reference = raised;
+    (Vec::load(sums) * shrink).store(sums);
+    float* weighted = rows.weighted + size_t(row) * rows.head_dim;
+    for (int d = 0; d < rows.head_dim; d += kLanes) (Vec::load(weighted + d) * shrink).store(weighted + d);
+  }
+  Vec sum = Vec::load(sums);
+  for (int j = 0; j < kVecs; ++j) {
+    score[j] = exp2(score[j] - Vec::all(reference));
+    sum = sum + score[j];
+  }
+  sum.store(sums);
+  Math::template store_words<kVecs>(score, scores);
+}
+
+// The rare parts of scoring, on scores as they came from the product: a cap, and keys that the row may not see.
+[[gnu::noinline]] inline void cap_scores(float* scores, int count, float cap_factor) {
+  for (int i = 0; i < count; ++i) scores[i] = std::tanh(scores[i] * cap_factor);
+}
+[[gnu::noinline]] inline void mask_scores(float* scores, int count, int visible_begin, int visible_end, float masked) {
+  for (int i = 0; i < count; ++i) scores[i] = (i >= visible_begin) & (i < visible_end) ? scores[i] : masked;
+}
+
 // Rows [first_row, first_row + kRows) against the first kVecs × 16 keys of the tile.
 template <class Math, int kRows, int kVecs>
 void attend_tile(const QueryRows& rows, int first_row, const KeyTile& tile, const Scoring& scoring, bool is_masked) {
-  Vec score[kRows][kVecs];
-  for (int r = 0; r < kRows; ++r)
-    for (int j = 0; j < kVecs; ++j) score[r][j] = Vec::zero();
-  const float* query = rows.query + size_t(first_row) * rows.num_words;
-  const float* keys = tile.keys;
-  for (int w = 0; w < rows.num_words; ++w, keys += kTileKeys) {
-    Vec key[kVecs];
-    for (int j = 0; j < kVecs; ++j) key[j] = Vec::load(keys + j * kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec word = Vec::all(query[r * rows.num_words + w]);
-      for (int j = 0; j < kVecs; ++j) score[r][j] = Math::multiply_add(word, key[j], score[r][j]);
-    }
-  }
-
-  const Vec factor = Vec::all(scoring.factor);
-  alignas(64) float weights[kRows * kTileKeys];
-  float* weighted = rows.weighted + size_t(first_row) * rows.head_dim;
+  alignas(64) float scores[kRows * kTileKeys];
+  multiply_keys<Math, kRows, kVecs>(rows.query + size_t(first_row) * rows.num_words, tile.keys, rows.num_words, scores);
   for (int r = 0; r < kRows; ++r) {
     const int row = first_row + r;
-    if (scoring.cap_factor != 0.0f)
-      for (int j = 0; j < kVecs; ++j) score[r][j] = tanh(score[r][j] * Vec::all(scoring.cap_factor));
-    for (int j = 0; j < kVecs; ++j) score[r][j] = score[r][j] * factor;
+    float* own = scores + r * kTileKeys;
+    if (scoring.cap_factor != 0.0f) cap_scores(own, kVecs * kLanes, scoring.cap_factor);
     if (is_masked) {
-      const int position = rows.position(row);
-      const int begin = scoring.sliding_window ? position - scoring.sliding_window + 1 : 0;
-      const int end = position < tile.end_key ? position + 1 : tile.end_key;
-      for (int j = 0; j < kVecs; ++j) score[r][j] = mask(score[r][j], tile.first_key + j * kLanes, begin, end);
+      const int position = rows.position(row), end = position < tile.end_key ? position + 1 : tile.end_key;
+      const int begin = scoring.sliding_window ? position - scoring.sliding_window + 1 : tile.first_key;
+      mask_scores(own, kVecs * kLanes, begin - tile.first_key, end - tile.first_key, kMasked / scoring.factor);
     }
-    Vec highest = score[r][0];
-    for (int j = 1; j < kVecs; ++j) highest = max(highest, score[r][j]);
-    float* sums = rows.sums + row * kLanes;
-    float& reference = rows.maxima[row];
-    if (any_above(highest, reference + kHeadroom)) {
-      const float raised = highest.max();
-      const Vec shrink = exp2(Vec::all(reference - raised));
-      reference = raised;
-      (Vec::load(sums) * shrink).store(sums);
-      for (int d = 0; d < rows.head_dim; d += kLanes) {
-        float* here = weighted + r * rows.head_dim + d;
-        (Vec::load(here) * shrink).store(here);
-      }
-    }
-    Vec sum = Vec::load(sums);
-    for (int j = 0; j < kVecs; ++j) {
-      score[r][j] = exp2(score[r][j] - Vec::all(reference));
-      sum = sum + score[r][j];
-    }
-    sum.store(sums);
-    Math::template store_words<kVecs>(score[r], weights + r * kTileKeys);
+    weigh<Math, kVecs>(rows, row, scoring.factor, own);
   }
 
   constexpr int kWords = kVecs * kLanes / Math::kValuesPerWord;
-  const int num_vecs = rows.head_dim / kLanes;
-  for (int j = 0; j < num_vecs;) {
-    const float* values = tile.values + j * kLanes;
-    float* sums = weighted + j * kLanes;
-    const int left = num_vecs - j;
-    if (left >= 4 && left != 5) {
-      add_weighted<Math, kRows, 4>(weights, values, kWords, rows.head_dim, sums);
-      j += 4;
-    } else if (left >= 3) {
-      add_weighted<Math, kRows, 3>(weights, values, kWords, rows.head_dim, sums);
-      j += 3;
-    } else if (left == 2) {
-      add_weighted<Math, kRows, 2>(weights, values, kWords, rows.head_dim, sums);
-      j += 2;
-    } else {
-      add_weighted<Math, kRows, 1>(weights, values, kWords, rows.head_dim, sums);
-      j += 1;
-    }
+  const int head_dim = rows.head_dim;
+  float* weighted = rows.weighted + size_t(first_row) * head_dim;
+  int d = 0;
+  for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes)
+    add_values<Math, kRows, 4>(scores, tile.values + d, kWords, head_dim, weighted + d);
+  if (d + 2 * kLanes <= head_dim) {
+    add_values<Math, kRows, 2>(scores, tile.values + d, kWords, head_dim, weighted + d);
+    d += 2 * kLanes;
   }
+  if (d < head_dim) add_values<Math, kRows, 1>(scores, tile.values + d, kWords, head_dim, weighted + d);
 }
 
 }  // namespace pagedd::cpu

@@ -121,43 +121,59 @@ inline void transpose(Vec (&x)[kLanes]) {
 #endif
 }
 
-// Keys as columns: words[w × stride + k] is word w of row k, for 16 rows.
+// Packing takes 16 rows at a time, head_dim elements apart. The 16 at `ahead`, packed next, are fetched meanwhile, a
+// line for each that is loaded: prefetches in a burst are dropped. Decoding waits for little but these rows.
+
+// Keys as columns: words[w × stride + k] is word w of row k.
 template <class Rows>
-void pack_keys(const typename Rows::Element* const* rows, int num_words, int stride, float* words) {
-  for (int first = 0; first < num_words; first += kLanes) {
-    const int count = num_words - first < kLanes ? num_words - first : kLanes;
-    Vec x[kLanes];
-    for (int k = 0; k < kLanes; ++k) x[k] = Rows::load(rows[k], first, count);
-    transpose(x);
-    if (count == kLanes) {
-      for (int i = 0; i < kLanes; ++i) x[i].store(words + (first + i) * stride);
-    } else {
-      for (int i = 0; i < count; ++i) x[i].store(words + (first + i) * stride);
+void pack_keys(const typename Rows::Element* rows, const typename Rows::Element* ahead, int head_dim, int stride,
+               float* words) {
+  const int num_words = head_dim / Rows::Math::kValuesPerWord;
+  Vec x[kLanes];
+  int first = 0;
+  for (; first + kLanes <= num_words; first += kLanes) {
+    for (int k = 0; k < kLanes; ++k) {
+      x[k] = Rows::load(rows + k * head_dim, first, kLanes);
+      __builtin_prefetch(ahead + k * head_dim + first * Rows::Math::kValuesPerWord);
     }
+    transpose(x);
+    for (int i = 0; i < kLanes; ++i) x[i].store(words + (first + i) * stride);
+  }
+  if (first < num_words) {  // two values a word and an odd number of 16s
+    for (int k = 0; k < kLanes; ++k) x[k] = Rows::load(rows + k * head_dim, first, kLanes / 2);
+    transpose(x);
+    for (int i = 0; i < kLanes / 2; ++i) x[i].store(words + (first + i) * stride);
   }
 }
 
-// Values as words along the keys: words[p × head_dim + d] is dimension d of the kValuesPerWord rows from p ×
-// kValuesPerWord on.
+// Values as words along the keys: words[p × head_dim + d] is dimension d of rows p × kValuesPerWord and following.
 template <class Rows>
-void pack_values(const typename Rows::Element* const* rows, int num_rows, int head_dim, float* words) {
+void pack_values(const typename Rows::Element* rows, const typename Rows::Element* ahead, int head_dim, float* words) {
   if constexpr (Rows::Math::kValuesPerWord == 1) {
-    for (int k = 0; k < num_rows; ++k)
-      for (int d = 0; d < head_dim; d += kLanes) Rows::load(rows[k], d, kLanes).store(words + k * head_dim + d);
+    for (int i = 0; i < kLanes * head_dim; i += kLanes) {
+      Rows::load(rows, i, kLanes).store(words + i);
+      __builtin_prefetch(ahead + i);
+    }
   } else {
 #if PAGEDD_BFLOAT16_DOT
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int k = 0; k < num_rows; k += 2, words += head_dim) {
-      for (int d = 0; d < head_dim; d += 2 * kLanes) {
-        const int count = head_dim - d < 2 * kLanes ? kLanes / 2 : kLanes;
-        const __m512i a = _mm512_castps_si512(Rows::load(rows[k], d / 2, count).v);
-        const __m512i b = _mm512_castps_si512(Rows::load(rows[k + 1], d / 2, count).v);
-        _mm512_storeu_si512(words + d, _mm512_permutex2var_epi16(a, low, b));
-        if (count == kLanes) _mm512_storeu_si512(words + d + kLanes, _mm512_permutex2var_epi16(a, high, b));
+    const auto pack_columns = [&](int d, int count) {  // 2 × count dimensions
+      for (int k = 0; k < kLanes; k += 2) {
+        const auto* first = rows + k * head_dim;
+        const __m512i a = _mm512_castps_si512(Rows::load(first, d / 2, count).v);
+        const __m512i b = _mm512_castps_si512(Rows::load(first + head_dim, d / 2, count).v);
+        __builtin_prefetch(ahead + k * head_dim + d);
+        __builtin_prefetch(ahead + (k + 1) * head_dim + d);
+        float* to = words + k / 2 * head_dim + d;
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
+        if (count == kLanes) _mm512_storeu_si512(to + kLanes, _mm512_permutex2var_epi16(a, high, b));
       }
-    }
+    };
+    int d = 0;
+    for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) pack_columns(d, kLanes);
+    if (d < head_dim) pack_columns(d, kLanes / 2);
 #endif
   }
 }

@@ -7,8 +7,8 @@
 
 namespace pagedd::cpu {
 
-// For the rows [first_row, end_row): normalises each query and key head (Qwen 3), rotates it in place (Su et al. 2021, in
-// the half-split order of transformers) and stores key and value in the row's slot.
+// For the rows [first_row, end_row): normalises each query and key head (Qwen 3), rotates it in place (Su et al. 2021,
+// in the half-split order of transformers) and stores key and value in the row's slot.
 //   qkv: [num_tokens, stride] float32; a row is num_heads query heads, then the key heads, then the value heads
 //   cos, sin: [num_tokens, head_dim / 2]
 //   query_norm, key_norm: [head_dim]; null where the model has none

@@ -21,11 +21,11 @@ extern "C" int attend(const float* query, float* output, int64_t stride, void* k
                       int64_t num_blocks, int num_heads, int num_kv_heads, int block_size, int head_dim,
                       const int32_t* query_starts, const int32_t* context_lens, const int32_t* block_tables,
                       int64_t table_stride, int num_seqs, int num_threads, float scale, float soft_cap,
-                      int sliding_window) {
+                      int sliding_window, int plan_window) {
   const KvLayer kv = kv_layer(kv_data, is_float32, num_blocks, num_kv_heads, block_size, head_dim);
   const AttentionBatch batch{query_starts, context_lens, block_tables, table_stride, num_seqs};
   AttentionPlan plan;
-  plan.build(batch, num_heads, num_kv_heads, head_dim, num_threads, sliding_window);
+  plan.build(batch, num_heads, num_kv_heads, head_dim, num_threads, plan_window);
   // 0xff is NaN: what is read before it was written shows.
   std::vector<unsigned char> partial(plan.partial_bytes(), 0xff), scratch(plan.scratch_bytes_per_thread(), 0xff);
   for (int item = 0; item < plan.num_items(); ++item)

@@ -1,0 +1,257 @@
+"""Paged attention, rotation and the KV write in C++ against the specification in float64, on both code paths.
+
+`attention_driver.cpp` is compiled here, without torch: as the extension is, and without AVX-512 (the portable path).
+"""
+
+import ctypes
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagedd.kernels import cpu, reference
+
+FLAGS = {"native": [], "portable": ["-mno-avx512f", "-O2"]}
+# The dot products of bfloat16 round queries and weights; without them bfloat16 is widened, and only read.
+TOLERANCE = {("native", torch.bfloat16): 1e-2}
+SOURCES = Path(cpu.__file__).parent
+
+
+@dataclass(frozen=True)
+class Driver:
+    """`attention_driver.cpp` on tensors."""
+
+    library: ctypes.CDLL
+    path: str
+
+    def attend(
+        self, batch, num_threads=1, soft_cap=0.0, sliding_window=0, plan_window=None
+    ) -> tuple[torch.Tensor, int]:
+        """Returns the attended rows and the number of items that the step was cut into."""
+        query = batch.query.float().contiguous()
+        output = torch.full_like(query, float("nan"))
+        _, num_blocks, num_kv_heads, block_size, head_dim = batch.kv_layer.shape
+        num_items = self.library.attend(
+            pointer(query),
+            pointer(output),
+            ctypes.c_int64(query.shape[1] * head_dim),
+            pointer(batch.kv_layer),
+            int(batch.kv_layer.dtype == torch.float32),
+            ctypes.c_int64(num_blocks),
+            query.shape[1],
+            num_kv_heads,
+            block_size,
+            head_dim,
+            pointer(batch.query_starts),
+            pointer(batch.context_lens),
+            pointer(batch.block_tables),
+            ctypes.c_int64(batch.block_tables.shape[1]),
+            len(batch.context_lens),
+            num_threads,
+            ctypes.c_float(head_dim**-0.5),
+            ctypes.c_float(soft_cap),
+            sliding_window,
+            sliding_window if plan_window is None else plan_window,
+        )
+        return output, num_items
+
+    def rope_and_write(self, qkv, num_heads, cos, sin, norms, slots, kv_layer) -> None:
+        _, num_blocks, num_kv_heads, block_size, head_dim = kv_layer.shape
+        self.library.rope_and_write(
+            pointer(qkv),
+            ctypes.c_int64(qkv[0].numel()),
+            ctypes.c_int64(len(qkv)),
+            num_heads,
+            pointer(cos),
+            pointer(sin),
+            *(norm if norm is None else pointer(norm) for norm in norms),
+            ctypes.c_float(1e-6),
+            pointer(slots),
+            pointer(kv_layer),
+            int(kv_layer.dtype == torch.float32),
+            ctypes.c_int64(num_blocks),
+            num_kv_heads,
+            block_size,
+            head_dim,
+        )
+
+
+def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    assert tensor.is_contiguous()
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+@pytest.fixture(scope="module", params=list(FLAGS))
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    library = tmp_path_factory.mktemp("attention") / f"{request.param}.so"
+    sources = [Path(__file__).with_name("attention_driver.cpp"), SOURCES / "attention.cpp", SOURCES / "rope_kv.cpp"]
+    command = ["g++", "-shared", "-fPIC", f"-I{SOURCES}", *cpu._FLAGS, *FLAGS[request.param]]
+    subprocess.run([*command, *map(str, sources), "-o", str(library)], check=True)
+    return Driver(ctypes.CDLL(str(library)), request.param)
+
+
+def check(driver: Driver, batch, **options) -> None:
+    """The driver's rows against the specification's, which are taken in float64 of what the cache holds."""
+    given = {name: options[name] for name in ("soft_cap", "sliding_window") if name in options}
+    exact = replace(batch, query=batch.query.double())
+    scale = batch.query.shape[-1] ** -0.5
+    expected = reference.paged_attention(exact.query, exact.kv_layer, exact, scale=scale, **given)
+    actual, _ = driver.attend(batch, **options)
+    tolerance = TOLERANCE.get((driver.path, batch.kv_layer.dtype), 1e-5)
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+@DTYPES
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (9, 3), (4, 1), (8, 1), (16, 1)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_grouped_heads_of_every_size_equal_the_reference(driver, paged, dtype, head_dim, num_heads, num_kv_heads):
+    lens = [(1, 1), (1, 70), (3, 3), (7, 19)]
+    check(
+        driver,
+        paged(lens, block_size=16, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype),
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32])
+@pytest.mark.parametrize("head_dim", [16, 96, 256])
+def test_any_block_size_equals_the_reference(driver, paged, dtype, block_size, head_dim):
+    lens = [(1, 33), (2, 50), (20, 20)]
+    check(driver, paged(lens, block_size=block_size, num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("num_threads", [2, 3, 8])
+@pytest.mark.parametrize(
+    "lens",
+    [
+        [(1, 300)],
+        [(1, 31)],  # too short to split
+        [(5, 130)],  # several rows of one split context
+        [(1, 200), (1, 9), (1, 64), (4, 40)],  # one of them is most of the work
+    ],
+    ids=str,
+)
+def test_contexts_split_over_threads_equal_the_reference(driver, paged, dtype, lens, num_threads):
+    batch = paged(lens, block_size=16, num_heads=6, num_kv_heads=2, head_dim=64, dtype=dtype)
+    check(driver, batch, num_threads=num_threads)
+
+
+@DTYPES
+@pytest.mark.parametrize("num_threads", [1, 4])
+@pytest.mark.parametrize("options", [{"soft_cap": 2.0}, {"sliding_window": 1}, {"sliding_window": 37}], ids=str)
+def test_windows_and_caps_equal_the_reference(driver, paged, dtype, options, num_threads):
+    batch = paged([(1, 150), (80, 80), (1, 20)], block_size=16, num_heads=2, num_kv_heads=1, head_dim=64, dtype=dtype)
+    check(driver, batch, num_threads=num_threads, **options)
+
+
+def test_a_layer_may_have_a_narrower_window_than_the_plan(driver, paged):
+    batch = paged([(1, 150), (9, 130)], block_size=16, num_heads=2, num_kv_heads=1, head_dim=64)
+    check(driver, batch, num_threads=4, sliding_window=37, plan_window=0)
+
+
+def test_blocks_that_the_window_has_left_are_not_looked_at(driver, paged):
+    batch = paged([(1, 150)], block_size=16, num_heads=2, num_kv_heads=1, head_dim=64)
+    expected, _ = driver.attend(batch, sliding_window=37)
+    left = (150 - 37) // 16  # whole blocks
+    batch.kv_layer[:, batch.block_tables[0, :left].long()] = float("nan")
+    actual, _ = driver.attend(batch, sliding_window=37, num_threads=4)
+    torch.testing.assert_close(actual, expected)
+
+
+@DTYPES
+def test_a_long_prefill_equals_the_reference_where_its_tiles_end(driver, paged, dtype):
+    batch = paged([(140, 170)], block_size=16, num_heads=3, num_kv_heads=1, head_dim=64, dtype=dtype)
+    whole, _ = driver.attend(batch, num_threads=2)
+    rows = [0, 1, 62, 63, 64, 65, 127, 128, 139]  # 64 rows are an item
+    for row in rows:
+        position = 30 + row
+        alone = replace(
+            batch,
+            query=batch.query[row : row + 1],
+            query_starts=torch.tensor([0, 1], dtype=torch.int32),
+            context_lens=torch.tensor([position + 1], dtype=torch.int32),
+        )
+        exact = alone.query.double()
+        expected = reference.paged_attention(exact, alone.kv_layer, alone, scale=64**-0.5)
+        tolerance = TOLERANCE.get((driver.path, dtype), 1e-5)
+        torch.testing.assert_close(whole[row : row + 1].double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+def test_scores_that_differ_by_hundreds_do_not_overflow(driver, paged, dtype):
+    batch = paged([(1, 100), (30, 90)], block_size=16, num_heads=2, num_kv_heads=2, head_dim=64, dtype=dtype)
+    batch.query.mul_(64)
+    check(driver, batch, num_threads=3)
+
+
+def test_offsets_may_exceed_32_bits(driver, paged):
+    small = paged([(1, 70), (4, 40)], block_size=32, num_heads=8, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    num_blocks = 2**31 // small.kv_layer[0, 0].numel() + small.kv_layer.shape[1]
+    # Address space only: but for the last blocks no page is ever touched.
+    pool = torch.empty(2, num_blocks, *small.kv_layer.shape[2:], dtype=torch.bfloat16)
+    shift = num_blocks - small.kv_layer.shape[1]
+    pool[:, shift:] = small.kv_layer
+    large = replace(small, kv_layer=pool, block_tables=small.block_tables + shift)
+    assert torch.equal(driver.attend(large, num_threads=2)[0], driver.attend(small, num_threads=2)[0])
+
+
+@pytest.mark.parametrize(
+    ("lens", "num_threads", "num_items"),
+    [
+        ([(1, 300)], 1, 3),  # a KV head each
+        ([(1, 300)], 2, 6),  # three heads do not share out over two threads, six halves do
+        ([(1, 20)], 2, 3),
+        ([(1, 40)] * 32, 2, 96),
+        ([(200, 200)], 2, 12),  # 64 rows at a time
+    ],
+    ids=str,
+)
+def test_a_step_is_cut_into_items(driver, paged, lens, num_threads, num_items):
+    batch = paged(lens, block_size=16, num_heads=9, num_kv_heads=3, head_dim=16)
+    assert driver.attend(batch, num_threads=num_threads)[1] == num_items
+
+
+@DTYPES
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_rows_are_normalised_rotated_and_written(driver, dtype, head_dim, has_norms):
+    generator = torch.Generator().manual_seed(head_dim)
+    qkv = torch.randn(4, 9, head_dim, generator=generator)  # 5 query, 2 key and 2 value heads
+    angles = torch.randn(4, head_dim // 2, generator=generator) * 100
+    norms = [torch.randn(head_dim, generator=generator), torch.randn(head_dim, generator=generator)]
+    slots = torch.tensor([11, 0, 5, 6])
+    exact = qkv.double()
+    heads = exact[:, :5], exact[:, 5:7]
+    for x, norm in zip(heads, norms, strict=True):
+        if has_norms:
+            x.copy_(reference.rms_norm(x, norm, 1e-6))
+        reference.apply_rope(x, angles.cos(), angles.sin())
+
+    kv_layer = torch.full((2, 3, 2, 4, head_dim), 7.0, dtype=dtype)
+    expected = kv_layer.clone()
+    cos, sin = angles.cos(), angles.sin()
+    driver.rope_and_write(qkv, 5, cos, sin, norms if has_norms else [None, None], slots, kv_layer)
+    torch.testing.assert_close(qkv.double(), exact, rtol=1e-5, atol=1e-5)
+    reference.write_kv(qkv[:, 5:7].to(dtype), qkv[:, 7:].to(dtype), expected, slots)
+    assert torch.equal(kv_layer, expected)
+
+
+def test_bfloat16_is_rounded_to_nearest_even(driver):
+    values = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, 3.4e38, float("inf")])
+    qkv = torch.zeros(1, 3, 16)
+    qkv[0, 2, : len(values)] = values
+    qkv[0, 2, 15] = float("nan")
+    kv_layer = torch.zeros(2, 1, 1, 1, 16, dtype=torch.bfloat16)
+    zeros = torch.zeros(1, 8)
+    driver.rope_and_write(qkv, 1, zeros + 1, zeros, [None, None], torch.tensor([0]), kv_layer)
+    assert torch.equal(kv_layer[1, 0, 0, 0, :15], qkv[0, 2, :15].to(torch.bfloat16))
+    assert kv_layer[1, 0, 0, 0, 15].isnan()
