@@ -229,7 +229,7 @@ def test_rows_are_normalised_rotated_and_written(driver, dtype, head_dim, has_no
     angles = torch.randn(4, head_dim // 2, generator=generator) * 100
     norms = [torch.randn(head_dim, generator=generator), torch.randn(head_dim, generator=generator)]
     slots = torch.tensor([11, 0, 5, 6])
-    exact = qkv.double()
+    exact = qkv.clone()
     heads = exact[:, :5], exact[:, 5:7]
     for x, norm in zip(heads, norms, strict=True):
         if has_norms:
@@ -240,7 +240,7 @@ def test_rows_are_normalised_rotated_and_written(driver, dtype, head_dim, has_no
     expected = kv_layer.clone()
     cos, sin = angles.cos(), angles.sin()
     driver.rope_and_write(qkv, 5, cos, sin, norms if has_norms else [None, None], slots, kv_layer)
-    torch.testing.assert_close(qkv.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(qkv, exact, rtol=1e-5, atol=1e-5)
     reference.write_kv(qkv[:, 5:7].to(dtype), qkv[:, 7:].to(dtype), expected, slots)
     assert torch.equal(kv_layer, expected)
 
