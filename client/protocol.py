@@ -23,7 +23,7 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
         min_tokens: end-of-sequence and stop ids are withheld until this many tokens are out.
         temperature: 0 is greedy (ties go to the lowest id).
         top_k: 0 or -1 keeps all.
-        seed: the same seed gives the same tokens whatever else runs; None draws one.
+        seed: the same seed draws the same tokens from the same logits; None draws one.
         logprobs: 0 gives the chosen token's log-probability, k > 0 the k best as well (natural log, of the raw logits).
         stop: strings that end the text; they are not part of it.
         ignore_eos: go on after the model's end-of-sequence.

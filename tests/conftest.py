@@ -1,11 +1,15 @@
 """Fixtures of the whole suite."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from pagedd.daemon.models import DEFAULT_MODEL, pull_model
+
+# A shell starts what it puts into the background with interrupts ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,77 @@
+"""One prompt alone and among others, in chunks of any size: with one thread the logits are the same to the last bit."""
+
+import pytest
+import torch
+
+from pagedd.engine.config import EngineConfig, SchedulerConfig
+from pagedd.engine.engine import Engine
+from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.model.load import load_model
+from pagedd.engine.request import Request
+from pagedd.engine.runner import ModelRunner
+from pagedd.engine.sampler import Sampler
+from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.scheduler import Scheduler
+from pagedd.kernels import cpu
+
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request, model_gguf):
+    try:
+        cpu.load()
+    except cpu.KernelsUnavailableError as error:
+        pytest.skip(str(error))
+    return load_model(EngineConfig(model=str(model_gguf), device="cpu", dtype=request.param), lambda share, what: None)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def prompt(index: int, length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(index)
+    return torch.randint(10, 49_000, (length,), generator=generator).tolist()
+
+
+def logprobs_of_first(model, num_others: int, chunk: int) -> list[tuple[int, float]]:
+    """Greedy tokens of one prompt and their log-probabilities, every bit of which depends on the logits."""
+    config = SchedulerConfig(
+        block_size=16, num_blocks=400, max_num_seqs=32, max_num_batched_tokens=chunk, max_model_len=256
+    )
+    storage = KVStorage(model.config, 400, 16, model.dtype, model.device)
+    blocks = BlockManager(400, 16, enable_prefix_caching=False)
+    engine = Engine(ModelRunner(model.model, storage, Sampler(), model.device), Scheduler(config, blocks))
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, num_logprobs=0)
+    for index in range(1 + num_others):
+        length = 100 if index == 0 else 3 + 5 * index
+        engine.add(Request(request_id=str(index), prompt_token_ids=prompt(index, length), params=params))
+    drawn: list[tuple[int, float]] = []
+    while len(drawn) < NUM_TOKENS:
+        for output in engine.step():
+            if output.request_id == "0":
+                drawn += [(t, p.logprob) for t, p in zip(output.token_ids, output.logprobs, strict=True)]
+    return drawn
+
+
+def test_neither_neighbours_nor_chunks_show(model, one_thread) -> None:
+    alone = logprobs_of_first(model, 0, 512)
+    for num_others, chunk in ((1, 512), (3, 64), (7, 512), (31, 512), (0, 64), (0, 16)):
+        assert logprobs_of_first(model, num_others, chunk) == alone
+
+
+def test_several_threads_split_long_contexts_and_drift_by_rounding_alone(model) -> None:
+    alone = logprobs_of_first(model, 0, 512)
+    among = logprobs_of_first(model, 31, 64)
+    tolerance = 1e-4 if model.dtype == torch.float32 else 0.5
+    for (token, logprob), (other_token, other_logprob) in zip(alone, among, strict=True):
+        if token != other_token:
+            break  # from here on the texts differ
+        assert logprob == pytest.approx(other_logprob, abs=tolerance)
+    assert alone[0][0] == among[0][0]
