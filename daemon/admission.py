@@ -149,7 +149,12 @@ _SAMPLING = (
         in_vocabulary=True,
     ),
     Limit("logprobs", "0 gives the chosen token's log-probability, k the k best as well.", low=0, high=20),
-    Limit("seed", "The same seed draws the same from the same logits; see Repeatable answers. Absent: one is drawn.", low=-(2**63), high=2**63 - 1),
+    Limit(
+        "seed",
+        "The same seed draws the same from the same logits; see Repeatable answers. Absent: one is drawn.",
+        low=-(2**63),
+        high=2**63 - 1,
+    ),
     Limit("stop", "Texts that end the answer; they are not part of it.", max_items=16, max_chars=256),
     Limit("stop_token_ids", "Token ids that end the answer.", max_items=1024, in_vocabulary=True),
 )
