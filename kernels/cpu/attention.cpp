@@ -6,7 +6,8 @@
 #include <numeric>
 #include <utility>
 
-#include "attention_tile.h"
+#include "attention_few.h"
+#include "paged_rows.h"
 
 namespace pagedd::cpu {
 namespace {
@@ -27,45 +28,6 @@ constexpr auto kAttendTile = []<int... kRows>(std::integer_sequence<int, kRows..
       attend_tile<Math, kRows + 1, 4>}...};
 }(std::make_integer_sequence<int, kMaxRowsAtOnce>());
 
-// Keys of a sequence, for one KV head.
-struct KeyRange {
-  const int32_t* table;  // the sequence's blocks
-  int kv_head, begin, end;
-};
-
-// Where one KV head of a sequence lies in one plane, keys or values, of the cache.
-template <class Element>
-struct PagedRows {
-  const Element* plane;
-  const int32_t* table;
-  int64_t block_stride;
-  int block_size, head_dim;
-
-  PagedRows(const void* plane, const KvLayer& kv, const KeyRange& range)
-      : plane(static_cast<const Element*>(plane) + int64_t(range.kv_head) * kv.block_size * kv.head_dim),
-        table(range.table),
-        block_stride(int64_t(kv.num_kv_heads) * kv.block_size * kv.head_dim),
-        block_size(kv.block_size),
-        head_dim(kv.head_dim) {}
-
-  const Element* row(int position) const {
-    return plane + table[position / block_size] * block_stride + position % block_size * head_dim;
-  }
-
-  // 16 rows from `first`, a multiple of 16, on. Where they do not lie together, or are not all of the range, in
-  // `gathered`, zero outside: what is multiplied by a weight of zero must be finite.
-  const Element* sixteen(int first, const KeyRange& range, Element* gathered) const {
-    if (block_size % kLanes == 0 && first >= range.begin && first + kLanes <= range.end) return row(first);
-    for (int position = first; position < first + kLanes; ++position, gathered += head_dim) {
-      if (position < range.begin || position >= range.end)
-        std::fill_n(gathered, head_dim, Element(0));
-      else
-        std::copy_n(row(position), head_dim, gathered);
-    }
-    return gathered - kLanes * head_dim;
-  }
-};
-
 // Layout of a thread's scratch, in floats.
 struct ScratchLayout {
   size_t query, weighted, sums, maxima, keys, values, gathered, total;
@@ -83,38 +45,73 @@ struct ScratchLayout {
   }
 };
 
-// All keys of the range against all rows. `next`: what this thread is likely to turn to then.
+// How much the rows [first_row, end_row) see of a tile, the keys [first, end).
+struct Visibility {
+  int num_vecs;     // 16 keys each, from the first on; beyond them they see none
+  bool is_partial;  // some row does not see some key of those
+
+  Visibility(const QueryRows& rows, int first_row, int end_row, int first, int end, const Scoring& scoring) {
+    const int first_position = rows.position(first_row), last_position = rows.position(end_row - 1);
+    const int window_begin = scoring.sliding_window ? first_position - scoring.sliding_window + 1 : 0;
+    const int visible_end = std::min(end, last_position + 1);
+    num_vecs = visible_end <= first || window_begin >= end ? 0 : divide_up(visible_end - first, kLanes);
+    is_partial = first + num_vecs * kLanes > std::min(end, first_position + 1) ||
+                 window_begin + last_position - first_position > first;
+  }
+};
+
+template <class Rows>
+void attend_packed(const QueryRows& rows, int num_rows, const PagedRows<typename Rows::Element>& keys,
+                   const PagedRows<typename Rows::Element>& values, int first, int end, const Scoring& scoring,
+                   float* key_words, float* value_words) {
+  using Math = typename Rows::Math;
+  const KeyTile tile{key_words, value_words, first, end};
+  for (int key = first; key < end; key += kLanes) {
+    const int k = key - first;
+    pack_keys<Rows>(keys.at(key), keys.ahead_of(key), rows.head_dim, kTileKeys, key_words + k);
+    pack_values<Rows>(values.at(key), values.ahead_of(key), rows.head_dim,
+                      value_words + k / Math::kValuesPerWord * rows.head_dim);
+  }
+  const int num_chunks = divide_up(num_rows, kMaxRowsAtOnce);
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    const int row = chunk * num_rows / num_chunks, stop = (chunk + 1) * num_rows / num_chunks;
+    const Visibility visible(rows, row, stop, first, end, scoring);
+    if (visible.num_vecs > 0)
+      kAttendTile<Math>[stop - row - 1][visible.num_vecs - 1](rows, row, tile, scoring, visible.is_partial);
+  }
+}
+
+template <class Rows, int kRows>
+void attend_few(const QueryRows& rows, const PagedRows<typename Rows::Element>& keys,
+                const PagedRows<typename Rows::Element>& values, int first, int end, const Scoring& scoring) {
+  using Math = typename Rows::Math;
+  const bool is_partial = first + kTileKeys > end || Visibility(rows, 0, kRows, first, end, scoring).is_partial;
+  alignas(64) float scores[kRows * kTileKeys];
+  for (int key = first; key < end; key += kLanes)
+    multiply_sixteen<Rows, kRows>(rows.query, keys.at(key), keys.ahead_of(key), rows.head_dim, scores + (key - first));
+  weigh_rows<Math, kTileVecs>(rows, 0, kRows, first, end, scoring, is_partial, scores);
+  for (int key = first; key < end; key += kLanes)
+    add_sixteen<Rows, kRows>(scores + (key - first) / Math::kValuesPerWord, values.at(key), values.ahead_of(key),
+                             rows.head_dim, rows.weighted);
+}
+
+// All keys of the range against all rows, a tile of keys at a time.
 template <class Rows>
 void attend_keys(const QueryRows& rows, int num_rows, const KvLayer& kv, const KeyRange& range, const KeyRange& next,
                  const Scoring& scoring, float* memory, const ScratchLayout& layout) {
-  using Math = typename Rows::Math;
   using Element = typename Rows::Element;
-  const PagedRows<Element> keys(kv.keys, kv, range), values(kv.values, kv, range);
-  const Element* next_keys = PagedRows<Element>(kv.keys, kv, next).row(next.begin / kLanes * kLanes);
-  const Element* next_values = PagedRows<Element>(kv.values, kv, next).row(next.begin / kLanes * kLanes);
   Element* gathered = reinterpret_cast<Element*>(memory + layout.gathered);
-  float* key_words = memory + layout.keys;
-  float* value_words = memory + layout.values;
-  const int num_chunks = divide_up(num_rows, kMaxRowsAtOnce);
+  const PagedRows<Element> keys(kv.keys, kv, range, next, gathered), values(kv.values, kv, range, next, gathered);
   for (int first = range.begin / kLanes * kLanes; first < range.end; first += kTileKeys) {
-    const KeyTile tile{key_words, value_words, first, std::min(first + kTileKeys, range.end)};
-    for (int key = first; key < tile.end_key; key += kLanes) {
-      const int after = key + kLanes;
-      pack_keys<Rows>(keys.sixteen(key, range, gathered), after < range.end ? keys.row(after) : next_keys, kv.head_dim,
-                      kTileKeys, key_words + (key - first));
-      pack_values<Rows>(values.sixteen(key, range, gathered), after < range.end ? values.row(after) : next_values,
-                        kv.head_dim, value_words + (key - first) / Math::kValuesPerWord * kv.head_dim);
-    }
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      const int row = chunk * num_rows / num_chunks, stop = (chunk + 1) * num_rows / num_chunks;
-      const int first_position = rows.position(row), last_position = rows.position(stop - 1);
-      const int window_begin = scoring.sliding_window ? first_position - scoring.sliding_window + 1 : 0;
-      const int visible_end = std::min(tile.end_key, last_position + 1);
-      if (visible_end <= first || window_begin >= tile.end_key) continue;
-      const int num_vecs = divide_up(visible_end - first, kLanes);
-      const bool sees_all = first + num_vecs * kLanes <= std::min(tile.end_key, first_position + 1) &&
-                            window_begin + last_position - first_position <= first;
-      kAttendTile<Math>[stop - row - 1][num_vecs - 1](rows, row, tile, scoring, !sees_all);
+    const int end = std::min(first + kTileKeys, range.end);
+    switch (num_rows) {
+      case 1: attend_few<Rows, 1>(rows, keys, values, first, end, scoring); break;
+      case 2: attend_few<Rows, 2>(rows, keys, values, first, end, scoring); break;
+      case 3: attend_few<Rows, 3>(rows, keys, values, first, end, scoring); break;
+      case 4: attend_few<Rows, 4>(rows, keys, values, first, end, scoring); break;
+      default:
+        attend_packed<Rows>(rows, num_rows, keys, values, first, end, scoring, memory + layout.keys,
+                            memory + layout.values);
     }
   }
 }

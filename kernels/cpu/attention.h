@@ -1,8 +1,8 @@
 // Causal attention over paged keys and values (PagedAttention, Kwon et al. 2023), as items that threads take in turn.
 //
 // Owns how a step's attention is cut into work, and the work. Opens no threads and allocates nothing but the plan's
-// own tables. The arithmetic on a tile of keys is in attention_tile.h, the forms of the cache in kv_rows.h; rows are
-// written to the cache by rope_kv.h.
+// own tables. The arithmetic is in attention_tile.h and, for a few rows, in attention_few.h; the forms of the cache
+// are in kv_rows.h, its blocks in paged_rows.h; rows are written to it by rope_kv.h.
 #pragma once
 
 #include <cstddef>

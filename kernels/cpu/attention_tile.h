@@ -149,22 +149,29 @@ void weigh(const QueryRows& rows, int row, float factor, float* scores) {
   for (int i = 0; i < count; ++i) scores[i] = (i >= visible_begin) & (i < visible_end) ? scores[i] : masked;
 }
 
+// Turns the scores of the rows [first_row, end_row) for the keys [first_key, end_key), and what follows them up to
+// kVecs × 16, into weights. Scores are kTileKeys apart.
+template <class Math, int kVecs>
+void weigh_rows(const QueryRows& rows, int first_row, int end_row, int first_key, int end_key, const Scoring& scoring,
+                bool is_masked, float* scores) {
+  for (int row = first_row; row < end_row; ++row, scores += kTileKeys) {
+    if (scoring.cap_factor != 0.0f) cap_scores(scores, kVecs * kLanes, scoring.cap_factor);
+    if (is_masked) {
+      const int position = rows.position(row), end = position < end_key ? position + 1 : end_key;
+      const int begin = scoring.sliding_window ? position - scoring.sliding_window + 1 : first_key;
+      mask_scores(scores, kVecs * kLanes, begin - first_key, end - first_key, kMasked / scoring.factor);
+    }
+    weigh<Math, kVecs>(rows, row, scoring.factor, scores);
+  }
+}
+
 // Rows [first_row, first_row + kRows) against the first kVecs × 16 keys of the tile.
 template <class Math, int kRows, int kVecs>
 void attend_tile(const QueryRows& rows, int first_row, const KeyTile& tile, const Scoring& scoring, bool is_masked) {
   alignas(64) float scores[kRows * kTileKeys];
   multiply_keys<Math, kRows, kVecs>(rows.query + size_t(first_row) * rows.num_words, tile.keys, rows.num_words, scores);
-  for (int r = 0; r < kRows; ++r) {
-    const int row = first_row + r;
-    float* own = scores + r * kTileKeys;
-    if (scoring.cap_factor != 0.0f) cap_scores(own, kVecs * kLanes, scoring.cap_factor);
-    if (is_masked) {
-      const int position = rows.position(row), end = position < tile.end_key ? position + 1 : tile.end_key;
-      const int begin = scoring.sliding_window ? position - scoring.sliding_window + 1 : tile.first_key;
-      mask_scores(own, kVecs * kLanes, begin - tile.first_key, end - tile.first_key, kMasked / scoring.factor);
-    }
-    weigh<Math, kVecs>(rows, row, scoring.factor, own);
-  }
+  weigh_rows<Math, kVecs>(rows, first_row, first_row + kRows, tile.first_key, tile.end_key, scoring, is_masked,
+                          scores);
 
   constexpr int kWords = kVecs * kLanes / Math::kValuesPerWord;
   const int head_dim = rows.head_dim;

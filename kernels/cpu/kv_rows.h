@@ -5,6 +5,8 @@
 // new form of the cache is one more Rows.
 #pragma once
 
+#include <type_traits>
+
 #include "vector_math.h"
 
 #if PAGEDD_AVX512 && defined(__AVX512BF16__)
@@ -20,6 +22,8 @@ struct Float32Math {
 
   // [size] floats → words; size is a multiple of 16.
   static void make_words(const float* x, int size, float* words) { std::memcpy(words, x, size * sizeof(float)); }
+
+  static Vec load_words(const float* words, int) { return Vec::load(words); }
 
   // 16 values each of kVecs vectors → words.
   template <int kVecs>
@@ -49,6 +53,10 @@ struct BFloat16Math {
     for (int i = 0; i < size; i += kLanes)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + i / 2),
                           reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i))));
+  }
+
+  static Vec load_words(const float* words, int count) {
+    return {_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), words)};
   }
 
   template <int kVecs>
@@ -121,8 +129,8 @@ inline void transpose(Vec (&x)[kLanes]) {
 #endif
 }
 
-// Packing takes 16 rows at a time, head_dim elements apart. The 16 at `ahead`, packed next, are fetched meanwhile, a
-// line for each that is loaded: prefetches in a burst are dropped. Decoding waits for little but these rows.
+// Packing takes 16 rows at a time, head_dim elements apart. The 16 at `ahead` are fetched meanwhile, a line for each
+// that is loaded: prefetches in a burst are dropped. Decoding waits for little but these rows.
 
 // Keys as columns: words[w × stride + k] is word w of row k.
 template <class Rows>
@@ -146,36 +154,42 @@ void pack_keys(const typename Rows::Element* rows, const typename Rows::Element*
   }
 }
 
-// Values as words along the keys: words[p × head_dim + d] is dimension d of rows p × kValuesPerWord and following.
-template <class Rows>
-void pack_values(const typename Rows::Element* rows, const typename Rows::Element* ahead, int head_dim, float* words) {
+// Values as words along the keys: dimensions [d, d + kVecs × 16) of the kValuesPerWord rows at `rows`.
+template <class Rows, int kVecs>
+void load_values(const typename Rows::Element* rows, [[maybe_unused]] int head_dim, int d, Vec* words) {
   if constexpr (Rows::Math::kValuesPerWord == 1) {
-    for (int i = 0; i < kLanes * head_dim; i += kLanes) {
-      Rows::load(rows, i, kLanes).store(words + i);
-      __builtin_prefetch(ahead + i);
-    }
+    for (int j = 0; j < kVecs; ++j) words[j] = Rows::load(rows, d + j * kLanes, kLanes);
   } else {
 #if PAGEDD_BFLOAT16_DOT
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    const auto pack_columns = [&](int d, int count) {  // 2 × count dimensions
-      for (int k = 0; k < kLanes; k += 2) {
-        const auto* first = rows + k * head_dim;
-        const __m512i a = _mm512_castps_si512(Rows::load(first, d / 2, count).v);
-        const __m512i b = _mm512_castps_si512(Rows::load(first + head_dim, d / 2, count).v);
-        __builtin_prefetch(ahead + k * head_dim + d);
-        __builtin_prefetch(ahead + (k + 1) * head_dim + d);
-        float* to = words + k / 2 * head_dim + d;
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
-        if (count == kLanes) _mm512_storeu_si512(to + kLanes, _mm512_permutex2var_epi16(a, high, b));
-      }
-    };
-    int d = 0;
-    for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) pack_columns(d, kLanes);
-    if (d < head_dim) pack_columns(d, kLanes / 2);
+    for (int j = 0; j < kVecs; j += 2) {
+      const int count = j + 1 < kVecs ? kLanes : kLanes / 2;
+      const __m512i a = _mm512_castps_si512(Rows::load(rows, d / 2 + j * kLanes / 2, count).v);
+      const __m512i b = _mm512_castps_si512(Rows::load(rows + head_dim, d / 2 + j * kLanes / 2, count).v);
+      words[j].v = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, low, b));
+      if (j + 1 < kVecs) words[j + 1].v = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, high, b));
+    }
 #endif
   }
+}
+
+// The values of 16 rows: words[p × head_dim + d] is dimension d of rows p × kValuesPerWord and following.
+template <class Rows>
+void pack_values(const typename Rows::Element* rows, const typename Rows::Element* ahead, int head_dim, float* words) {
+  constexpr int kStep = Rows::Math::kValuesPerWord;
+  const auto pack_columns = [&]<int kVecs>(std::integral_constant<int, kVecs>, int d) {
+    for (int k = 0; k < kLanes; k += kStep) {
+      Vec value[kVecs];
+      load_values<Rows, kVecs>(rows + k * head_dim, head_dim, d, value);
+      for (int i = 0; i < kStep; ++i) __builtin_prefetch(ahead + (k + i) * head_dim + d);
+      for (int j = 0; j < kVecs; ++j) value[j].store(words + k / kStep * head_dim + d + j * kLanes);
+    }
+  };
+  int d = 0;
+  for (; d + kStep * kLanes <= head_dim; d += kStep * kLanes) pack_columns(std::integral_constant<int, kStep>(), d);
+  if (d < head_dim) pack_columns(std::integral_constant<int, 1>(), d);
 }
 
 }  // namespace pagedd::cpu
