@@ -97,14 +97,16 @@ void attend_few(const QueryRows& rows, const PagedRows<typename Rows::Element>& 
 
 // All keys of the range against all rows, a tile of keys at a time.
 template <class Rows>
-void attend_keys(const QueryRows& rows, int num_rows, const KvLayer& kv, const KeyRange& range, const KeyRange& next,
-                 const Scoring& scoring, float* memory, const ScratchLayout& layout) {
+void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv, const KeyRange& range,
+                 const KeyRange& next, const Scoring& scoring, float* memory, const ScratchLayout& layout) {
   using Element = typename Rows::Element;
   Element* gathered = reinterpret_cast<Element*>(memory + layout.gathered);
   const PagedRows<Element> keys(kv.keys, kv, range, next, gathered), values(kv.values, kv, range, next, gathered);
-  for (int first = range.begin / kLanes * kLanes; first < range.end; first += kTileKeys) {
+  // To be repeatable, tiles begin at the same keys for every row, wherever a window begins.
+  const int start = is_repeatable ? range.begin / kTileKeys * kTileKeys : range.begin / kLanes * kLanes;
+  for (int first = start; first < range.end; first += kTileKeys) {
     const int end = std::min(first + kTileKeys, range.end);
-    switch (num_rows) {
+    switch (is_repeatable ? 0 : num_rows) {
       case 1: attend_few<Rows, 1>(rows, keys, values, first, end, scoring); break;
       case 2: attend_few<Rows, 2>(rows, keys, values, first, end, scoring); break;
       case 3: attend_few<Rows, 3>(rows, keys, values, first, end, scoring); break;
@@ -215,8 +217,8 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
             some.key_end};
   };
   const AttentionItem& next = plan.item(std::min(index + plan.num_threads(), plan.num_items() - 1));
-  (is_float ? attend_keys<Float32Rows> : attend_keys<BFloat16Rows>)(rows, num_rows, kv, range_of(item), range_of(next),
-                                                                   scoring, memory, layout);
+  (is_float ? attend_keys<Float32Rows> : attend_keys<BFloat16Rows>)(
+      rows, num_rows, plan.is_repeatable(), kv, range_of(item), range_of(next), scoring, memory, layout);
 
   for (int row = 0; row < num_rows; ++row) {
     const float sum = Vec::load(rows.sums + row * kLanes).sum();

@@ -51,7 +51,8 @@ struct SplitRows {
 // How a step's attention is cut. Made once a step and good for all of its layers; keeps its memory between steps.
 class AttentionPlan {
  public:
-  // Contexts are split only where there are too few items for `num_threads`.
+  // Contexts are split only where there are too few items for `num_threads`. With one thread a row's result is the same
+  // to the last bit, whatever else the step holds: nothing is split, and few rows are summed in the order of many.
   // sliding_window: the widest of the layers'; 0 if any of them has none.
   void build(const AttentionBatch& batch, int num_heads, int num_kv_heads, int head_dim, int num_threads,
              int sliding_window);
@@ -67,6 +68,7 @@ class AttentionPlan {
   int head_dim() const { return head_dim_; }
   int max_rows() const { return max_rows_; }                        // of an item, times group_size
   int num_threads() const { return num_threads_; }
+  bool is_repeatable() const { return num_threads_ == 1; }
 
  private:
   int group_size_ = 0, head_dim_ = 0, max_rows_ = 0, num_threads_ = 1;

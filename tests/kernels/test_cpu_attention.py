@@ -114,10 +114,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_grouped_heads_of_every_size_equal_the_reference(driver, paged, dtype, head_dim, num_heads, num_kv_heads):
     lens = [(1, 1), (1, 70), (3, 3), (7, 19)]
-    check(
-        driver,
-        paged(lens, block_size=16, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype),
-    )
+    batch = paged(lens, block_size=16, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
+    check(driver, batch, num_threads=1)
+    check(driver, batch, num_threads=2)
 
 
 @DTYPES
@@ -125,7 +124,9 @@ def test_grouped_heads_of_every_size_equal_the_reference(driver, paged, dtype, h
 @pytest.mark.parametrize("head_dim", [16, 96, 256])
 def test_any_block_size_equals_the_reference(driver, paged, dtype, block_size, head_dim):
     lens = [(1, 33), (2, 50), (20, 20)]
-    check(driver, paged(lens, block_size=block_size, num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=dtype))
+    batch = paged(lens, block_size=block_size, num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=dtype)
+    check(driver, batch, num_threads=1)
+    check(driver, batch, num_threads=2)
 
 
 @DTYPES
@@ -184,6 +185,22 @@ def test_a_long_prefill_equals_the_reference_where_its_tiles_end(driver, paged, 
         expected = reference.paged_attention(exact, alone.kv_layer, alone, scale=64**-0.5)
         tolerance = TOLERANCE.get((driver.path, dtype), 1e-5)
         torch.testing.assert_close(whole[row : row + 1].double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 37}], ids=str)
+def test_with_one_thread_a_row_alone_equals_itself_among_others_to_the_last_bit(driver, paged, dtype, options):
+    batch = paged([(1, 90), (85, 150)], block_size=16, num_heads=3, num_kv_heads=1, head_dim=64, dtype=dtype)
+    together, _ = driver.attend(batch, **options)
+    for row in range(85):
+        alone = replace(
+            batch,
+            query=batch.query[1 + row : 2 + row],
+            query_starts=torch.tensor([0, 1], dtype=torch.int32),
+            context_lens=torch.tensor([66 + row], dtype=torch.int32),
+            block_tables=batch.block_tables[1:],
+        )
+        assert torch.equal(driver.attend(alone, **options)[0][0], together[1 + row])
 
 
 @DTYPES
