@@ -40,14 +40,18 @@ def prompt(index: int, length: int) -> list[int]:
     return torch.randint(10, 49_000, (length,), generator=generator).tolist()
 
 
-def logprobs_of_first(model, num_others: int, chunk: int) -> list[tuple[int, float]]:
-    """Greedy tokens of one prompt and their log-probabilities, every bit of which depends on the logits."""
+def make_engine(model, chunk: int = 512, num_seats: int = 32) -> Engine:
     config = SchedulerConfig(
-        block_size=16, num_blocks=400, max_num_seqs=32, max_num_batched_tokens=chunk, max_model_len=256
+        block_size=16, num_blocks=400, max_num_seqs=num_seats, max_num_batched_tokens=chunk, max_model_len=256
     )
     storage = KVStorage(model.config, 400, 16, model.dtype, model.device)
     blocks = BlockManager(400, 16, enable_prefix_caching=False)
-    engine = Engine(ModelRunner(model.model, storage, Sampler(), model.device), Scheduler(config, blocks))
+    return Engine(ModelRunner(model.model, storage, Sampler(), model.device), Scheduler(config, blocks))
+
+
+def logprobs_of_first(model, num_others: int, chunk: int) -> list[tuple[int, float]]:
+    """Greedy tokens of one prompt and their log-probabilities, every bit of which depends on the logits."""
+    engine = make_engine(model, chunk)
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, num_logprobs=0)
     for index in range(1 + num_others):
         length = 100 if index == 0 else 3 + 5 * index
@@ -75,3 +79,25 @@ def test_several_threads_split_long_contexts_and_drift_by_rounding_alone(model) 
             break  # from here on the texts differ
         assert logprob == pytest.approx(other_logprob, abs=tolerance)
     assert alone[0][0] == among[0][0]
+
+
+def test_a_seeded_answer_is_the_same_alone_beside_an_unseeded_one_and_preempted(model, one_thread) -> None:
+    def answer(*, num_seats: int = 32, mates: int = 0, urgent_at: int | None = None) -> list[int]:
+        engine, drawn = make_engine(model, num_seats=num_seats), []
+        seeded = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, seed=42)
+        engine.add(Request(request_id="A", prompt_token_ids=prompt(0, 40), params=seeded))
+        for mate in range(mates):
+            other = SamplingParams(max_tokens=30, temperature=1.0, seed=1000 + mate)
+            engine.add(Request(request_id=f"B{mate}", prompt_token_ids=prompt(1 + mate, 20), params=other))
+        while engine.has_work:
+            if urgent_at is not None and len(drawn) == urgent_at and not engine.stats().preemptions_total:
+                urgent = SamplingParams(max_tokens=3, seed=7)
+                engine.add(Request(request_id="U", prompt_token_ids=prompt(9, 10), params=urgent, priority=100))
+            for output in engine.step():
+                drawn += output.token_ids if output.request_id == "A" else []
+        assert (engine.stats().preemptions_total > 0) == (urgent_at is not None)
+        return drawn
+
+    alone = answer()
+    assert [answer(mates=1) for _ in range(4)] == [alone] * 4
+    assert answer(num_seats=1, urgent_at=5) == alone
