@@ -22,7 +22,7 @@ kernels: $(STAMP)  ## build the C++ kernels for this machine, once (half a minut
 
 .PHONY: run
 run: kernels  ## set up, fetch the default model, start the daemon in the foreground (ARGS="--flag ...")
-	@$(VENV)/bin/pagectl pull $(MODEL)
+	@$(VENV)/bin/pagectl pull $(MODEL) >/dev/null
 	@echo "pagedd: starting; once it is ready: $(CURDIR)/$(VENV)/bin/pagectl generate 'Once upon a time'"
 	@exec $(VENV)/bin/pagedd --model $(MODEL) $(ARGS)
 

@@ -20,7 +20,7 @@ from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.options import SamplingOptions
 from pagedd.client.protocol import StatsFrame
-from pagedd.client.render import Glyphs, printable, render_blocks, render_figures, render_requests
+from pagedd.client.render import Glyphs, printable, redrawn, render_blocks, render_figures, render_requests
 from pagedd.client.sync import Client
 
 EXIT_REFUSED = 1
@@ -69,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         # Whatever the locale, what cannot be shown becomes `?` and not a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    arguments = make_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = make_parser().parse_args(["version"] if given == ["--version"] else given)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -137,15 +138,18 @@ def run_generate(arguments: argparse.Namespace) -> int:
             for delta in generation:
                 _write(delta.text)
             _write("\n")
-            return 0
         done = generation.result()
     if arguments.json:
         print(msgspec.json.encode(done).decode())
-        return 0
-    for choice in done.choices:
-        if len(done.choices) > 1:
-            _write(f"--- {choice.index}\n")
-        _write(f"{choice.text}\n")
+    elif not is_streamed:
+        for choice in done.choices:
+            if len(done.choices) > 1:
+                _write(f"--- {choice.index}\n")
+            _write(f"{choice.text}\n")
+    if any(choice.finish_reason == "abort" for choice in done.choices):
+        # Or a script would take the part for the whole.
+        print("pagectl: the request was cancelled; the answer is not whole", file=sys.stderr)
+        return EXIT_REFUSED
     return 0
 
 
@@ -186,10 +190,11 @@ def run_stats(arguments: argparse.Namespace) -> int:
             return 0
         is_redrawn = sys.stdout.isatty() and not arguments.json
         for frame in client.watch_stats():
-            # Home, then clear to the end: no flicker, unlike clearing first.
-            print("\x1b[H" if is_redrawn else "", end="")
-            _print_stats(frame, as_json=arguments.json)
-            print("\x1b[J" if is_redrawn else "", end="", flush=True)
+            if is_redrawn:
+                columns, lines = shutil.get_terminal_size()
+                print(redrawn(render_figures(frame, _glyphs()), columns, lines), end="", flush=True)
+            else:
+                _print_stats(frame, as_json=arguments.json)
     return 0
 
 

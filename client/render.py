@@ -108,6 +108,15 @@ def render_figures(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
     return [*_about(frame, glyphs), *_table(rows, left={0, 2})]
 
 
+def redrawn(lines: Sequence[str], columns: int, rows: int) -> str:
+    """What puts `lines` in the place of whatever a terminal of that size shows, without flicker; the rest is cut off.
+
+    A line is cleared just before it is written: were the screen as a whole, it would be seen empty. A longer picture
+    would scroll.
+    """
+    return "\x1b[H" + "".join(f"\x1b[K{line[:columns]}\n" for line in lines[: rows - 1]) + "\x1b[J"
+
+
 def printable(text: str) -> str:
     """`text` without control characters: a name or a model's answer must not be able to steer the terminal."""
     return "".join(

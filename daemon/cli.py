@@ -37,6 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script; the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
+        if arguments == ["--version"]:
+            return version([])
         if arguments and not arguments[0].startswith("-"):
             return _command(arguments[0])(arguments[1:])
         return serve(arguments)

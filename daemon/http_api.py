@@ -198,8 +198,11 @@ def _gate(service: Service, door: Door) -> Any:
             return _error(service, error)
         except web.HTTPRequestEntityTooLarge:
             return _error(service, PageddError("message_too_large", f"the body has over {MAX_MESSAGE_BYTES} bytes"))
-        except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
-            return _error(service, PageddError("unknown_route", f"{request.method} {request.path[:256]}"))
+        except web.HTTPMethodNotAllowed as refusal:
+            methods = " or ".join(sorted(refusal.allowed_methods))
+            return _error(service, _unknown_route(request, f"that path takes {methods}"))
+        except web.HTTPNotFound:
+            return _error(service, _unknown_route(request, "there is no such path; docs/api.md lists them"))
         except ConnectionError:
             raise  # the client is gone; there is nobody to answer
         except web.HTTPException:
@@ -209,6 +212,10 @@ def _gate(service: Service, door: Door) -> Any:
             return _error(service, PageddError("internal", "the log has the trace"))
 
     return gate
+
+
+def _unknown_route(request: web.Request, why: str) -> PageddError:
+    return PageddError("unknown_route", f"{request.method} {request.path[:256]}: {why}")
 
 
 def _error(service: Service, error: PageddError) -> web.Response:

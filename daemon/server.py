@@ -101,6 +101,8 @@ class Daemon:
             why = f"{error.strerror or error}; choose another runtime_dir or http_port"
             raise PageddError("invalid_setting", f"a socket cannot be opened: {why}") from error
         log.info("listening in %s", self._endpoints.directory)
+        if self._config.http_port is not None:
+            log.info("listening on %s, port %d, with API keys", self._config.http_host, self._config.http_port)
         systemd.notify(f"STATUS={self._host.describe()}")
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
@@ -194,9 +196,10 @@ def how_to_talk(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -
 In another terminal:
 
   {pagectl} generate "The capital of France is" --max-tokens 16 --temperature 0
-  {pagectl} chat
+  {pagectl} chat --temperature 0.2
   curl --unix-socket {shlex.quote(str(endpoints.http))} http://localhost/v1/chat/completions \\
-    -H 'Content-Type: application/json' -d '{{"messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    -H 'Content-Type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "Hello!"}}], "temperature": 0.2}}'
 
 Ctrl-C stops the daemon.
 """

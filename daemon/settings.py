@@ -137,7 +137,8 @@ class Setting:
         if self.kind is float and type(value) is int:
             return self.check(float(value), origin)
         if type(value) is not self.kind:
-            raise self._invalid(value, origin, f"it is {_KINDS[self.kind]}")
+            shown = f'"{value}"' if isinstance(value, str) else value  # "4" is a text, and has to look like one
+            raise self._invalid(shown, origin, f"it is {_KINDS[self.kind]}")
         return self.check(value, origin)
 
     def check(self, value: Any, origin: str) -> Any:
@@ -312,11 +313,11 @@ def _from_toml(settings: list[Setting], file: Path, *, required: bool) -> dict[s
     by_name = {item.name: item for item in settings}
     for key in document:
         if key not in by_name:
-            raise _unknown(f"key in {file}", key, by_name)
+            raise _unknown("key", key, by_name, where=f" ({file})")
     return {key: by_name[key].accept(value, str(file)) for key, value in document.items()}
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> PageddError:
+def _unknown(what: str, name: str, known: Iterable[str], where: str = "") -> PageddError:
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else "see pagedd --help for all of them"
-    return PageddError("unknown_setting", f"{what} {name}: there is none of that name; {hint}", field=name)
+    return PageddError("unknown_setting", f"{what} {name}{where}: there is none of that name; {hint}", field=name)

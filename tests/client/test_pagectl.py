@@ -99,6 +99,22 @@ def test_several_answers_are_told_apart(daemon: FakeDaemon, run: Run, capsys: py
     assert (asked.sampling.n, asked.stream) == (2, False)
 
 
+@pytest.mark.parametrize("flags", [[], ["--no-stream"], ["--json"]])
+def test_an_answer_that_somebody_cancelled_is_not_taken_for_a_whole_one(
+    daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    def answer(message: Generate) -> list[Any]:
+        *deltas, done = daemon.default_answer(message)
+        done.choices[0].finish_reason = "abort"
+        return [*deltas, done]
+
+    daemon.answer = answer
+    assert run("generate", "x", *flags) == 1
+    printed = capsys.readouterr()
+    assert "one two three" in printed.out
+    assert printed.err == "pagectl: the request was cancelled; the answer is not whole\n"
+
+
 @pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])
 def test_the_prompt_can_come_from_standard_input(
     daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
@@ -182,6 +198,14 @@ def test_version_names_both_and_is_no_failure_without_a_daemon(
     daemon.stop()
     assert run("version") == 0
     assert f"pagedd  not running at {directory} (daemon_unreachable)" in capsys.readouterr().out
+
+
+def test_version_is_a_flag_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGEDD_RUNTIME_DIR", str(directory))
+    assert pagectl.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("pagectl 0.1.0\n")
 
 
 def test_pull_runs_the_daemons_own_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pagedd.client.render import (
     UNICODE,
     Glyphs,
     printable,
+    redrawn,
     render_blocks,
     render_figures,
     render_requests,
@@ -139,3 +140,8 @@ def test_names_from_others_cannot_steer_the_terminal(make_frame: Callable[..., S
     shown = "\n".join(render_requests(frame, UNICODE) + render_blocks(frame, UNICODE, 80))
     assert "\x1b" not in shown
     assert "\x07" not in shown
+
+
+def test_a_redrawn_picture_leaves_nothing_of_the_one_before_and_never_scrolls() -> None:
+    assert redrawn(["abc", "d"], columns=80, rows=24) == "\x1b[H\x1b[Kabc\n\x1b[Kd\n\x1b[J"
+    assert redrawn(["abc", "d", "e"], columns=2, rows=3) == "\x1b[H\x1b[Kab\n\x1b[Kd\n\x1b[J"

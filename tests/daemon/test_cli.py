@@ -71,8 +71,9 @@ def test_every_status_belongs_to_a_code_of_the_table() -> None:
     assert cli.exit_status(PageddError("internal", "x")) == os.EX_SOFTWARE
 
 
-def test_version_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == 0
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_version_names_the_program(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([argument]) == 0
     assert re.fullmatch(r"pagedd \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 

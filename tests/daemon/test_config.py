@@ -77,8 +77,13 @@ def test_a_toml_key_that_does_not_exist_names_file_and_nearest(toml: Path) -> No
     toml.write_text("max-num-seqs = 4\n")
     error = refusal(file=toml)
     assert error.code == "unknown_setting"
-    assert str(toml) in error.message
+    assert error.message.startswith(f"key max-num-seqs ({toml}): ")
     assert "did you mean max_num_seqs?" in error.message
+
+
+def test_a_number_written_as_a_toml_text_is_shown_as_a_text(toml: Path) -> None:
+    toml.write_text('max_num_seqs = "4"')
+    assert refusal(file=toml).message == f'max_num_seqs = "4" ({toml}): it is a whole number'
 
 
 def test_a_bare_word_is_no_flag() -> None:

@@ -276,8 +276,10 @@ async def test_a_body_that_is_too_large_is_refused(served: Served) -> None:
 async def test_an_unknown_path_or_method_is_an_error_object_too(served: Served) -> None:
     status, answer = await served.post("/v2/completions", {})
     assert (status, answer["error"]["code"]) == (404, "unknown_route")
+    assert answer["error"]["message"] == "POST /v2/completions: there is no such path; docs/api.md lists them"
     status, answer = await served.get("/v1/completions")
     assert (status, answer["error"]["code"]) == (404, "unknown_route")
+    assert answer["error"]["message"] == "GET /v1/completions: that path takes POST"
 
 
 async def test_a_header_that_is_too_long_is_refused_and_the_server_goes_on(served: Served) -> None:
