@@ -32,8 +32,9 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     for row in range(x.shape[0]):
         for head in range(x.shape[1]):
             for d in range(half):
-                first, second = x[row, head, d].double(), x[row, head, d + half].double()
-                c, s = cos[row, d].double(), sin[row, d].double()
+                # As numbers: a float64 element would be a view, and change under the assignments below.
+                first, second = float(x[row, head, d]), float(x[row, head, d + half])
+                c, s = float(cos[row, d]), float(sin[row, d])
                 x[row, head, d] = first * c - second * s
                 x[row, head, d + half] = second * c + first * s
 

@@ -87,3 +87,10 @@ def test_a_soft_cap_bounds_the_scores(paged) -> None:
 def test_float64_stays_float64(paged) -> None:
     batch = paged([(2, 3)], dtype=torch.float64)
     assert reference.paged_attention(batch.query, batch.kv_layer, batch, scale=1.0).dtype == torch.float64
+
+
+def test_rotation_in_float64_keeps_the_length_of_every_pair() -> None:
+    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]], dtype=torch.float64)
+    angles = torch.tensor([[0.3, 1.1]], dtype=torch.float64)
+    reference.apply_rope(x, angles.cos(), angles.sin())
+    assert torch.allclose(x[0, 0, :2] ** 2 + x[0, 0, 2:] ** 2, torch.tensor([10.0, 20.0], dtype=torch.float64))
