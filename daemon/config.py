@@ -86,7 +86,7 @@ class DaemonConfig:
         0.5, "Seconds of waiting that outweigh one point of priority.", above=0, maximum=3600
     )
     num_speculative_tokens: int = setting(
-        7, "Longest guess at a lone sequence's next tokens, from its own text; 0 is off.", minimum=0, maximum=64
+        7, "Longest guess at a sequence's next tokens, from its own text; 0 is off.", minimum=0, maximum=64
     )
     # Limits at the door
     max_queued_requests: int = setting(

@@ -22,7 +22,7 @@ class EngineConfig:
         enable_prefix_caching: reuse the blocks of shared prefixes.
         scheduling_policy: `priority`, or `fcfs` which ignores priorities.
         ageing_s_per_point: seconds of waiting that outweigh one point of priority, so that every wait is bounded.
-        num_speculative_tokens: longest guess at a lone sequence's next tokens from its own text; 0 guesses nothing.
+        num_speculative_tokens: longest guess at a sequence's next tokens from its own text; 0 guesses nothing.
         num_threads: torch threads on a CPU; None is the number of physical cores.
     """
 

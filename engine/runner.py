@@ -159,13 +159,14 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     kv_dtype = loaded.dtype if config.kv_cache_dtype == "auto" else _kv_dtype(config.kv_cache_dtype)
     kv_bytes_per_token = KVStorage.bytes_per_token(loaded.config, kv_dtype)
+    max_logits_rows = min(budget, config.max_num_seqs * (1 + config.num_speculative_tokens))
 
     if config.num_blocks is None:
         pool = size_pool(
             free_bytes=free_bytes(device),
             share=config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[device.type],
-            reserve_bytes=model.activation_bytes(budget, config.max_num_seqs, max_model_len)
-            + drawn_together(config.max_num_seqs) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT,
+            reserve_bytes=model.activation_bytes(budget, max_logits_rows, max_model_len)
+            + drawn_together(max_logits_rows) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT,
             bytes_per_block=kv_bytes_per_token * config.block_size,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,

@@ -26,9 +26,6 @@ from pagedd.engine.sequence import Sequence, SequenceState
 from pagedd.engine.speculation import PromptLookup
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
 
-# Guessing fills rows that would be empty: beyond so many decoding sequences the batch fills them better.
-MAX_SPECULATING = 2
-
 
 @dataclass(slots=True, eq=False)
 class _Group:
@@ -181,17 +178,20 @@ class Scheduler:
 
     def _schedule_decodes(self, step: Step, budget: int) -> int:
         decodes = [s for s in self._running if s.is_decoding]
+        # Guesses leave every sequence its own token, and prompts half of what is left.
+        num_guesses = (budget - len(decodes)) // 2
         for sequence in decodes:
             if budget > 0 and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
-                draft = self._draft(sequence, budget - 1) if len(decodes) <= MAX_SPECULATING else []
+                draft = self._draft(sequence, num_guesses, len(decodes))
                 self._enter(step, sequence, 1 + len(draft), draft)
+                num_guesses -= len(draft)
                 budget -= 1 + len(draft)
         return budget
 
-    def _draft(self, sequence: Sequence, limit: int) -> list[int]:
+    def _draft(self, sequence: Sequence, limit: int, num_decoding: int) -> list[int]:
         """Guesses for a sequence that has its slot for the next token; never at the cost of anybody's blocks."""
         remaining = sequence.request.params.max_tokens - sequence.num_output_tokens - 1
-        draft = self._lookup.propose(sequence, min(limit, remaining))
+        draft = self._lookup.propose(sequence, min(limit, remaining), num_decoding)
         if draft and self.blocks.grow(sequence, sequence.num_computed_tokens + 1 + len(draft)) is None:
             return []
         return draft

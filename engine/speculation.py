@@ -4,6 +4,10 @@ Text repeats itself: names, code, quotations, loops. The tokens that followed th
 computed together with the next one, and what the sampler would not have drawn itself is thrown away. So the answer is
 the same, greedy or not: a draw is a function of logits, seed and position alone. Owns what is guessed and how much; how
 guesses are verified is `Scheduler.commit`'s.
+
+What a guess costs depends on the company. A step of one or two sequences waits for the weights, and a few more rows are
+almost free. A full batch pays for each row, though less than for a sequence's first (its keys and values are read
+once for all of its rows), so there only guesses are made that are likely to hold.
 """
 
 from weakref import WeakKeyDictionary
@@ -12,6 +16,7 @@ from pagedd.engine.sequence import Sequence
 
 _LONG, _SHORT = 3, 2  # tokens that must have occurred before; the longer match is tried first
 _FIRST_LENGTH = 3
+_FEW = 2  # so many sequences that decode leave rows to spare
 _PAUSE_TOKENS = 16  # how many tokens a sequence draws alone after a guess of one failed
 
 
@@ -26,8 +31,12 @@ class PromptLookup:
         self._max_tokens = max_tokens
         self._histories: WeakKeyDictionary[Sequence, _History] = WeakKeyDictionary()
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
-        """At most `limit` tokens that may follow; empty when nothing similar came before or guessing does not pay."""
+    def propose(self, sequence: Sequence, limit: int, num_decoding: int) -> list[int]:
+        """At most `limit` tokens that may follow; empty when nothing similar came before or guessing does not pay.
+
+        Args:
+            num_decoding: the sequences that decode in this step, this one included.
+        """
         if min(self._max_tokens, limit) < 1 or sequence.request.params.needs_token_counts:
             return []  # penalties depend on the tokens before, guessed ones included
         history = self._histories.get(sequence)
@@ -36,11 +45,15 @@ class PromptLookup:
         history.read(sequence.token_ids)
         if sequence.num_tokens < history.paused_until:
             return []
-        return history.continuation(sequence.token_ids, min(history.length, limit))
+        if num_decoding <= _FEW:
+            return history.continuation(sequence.token_ids, min(history.length, limit))
+        proven = min(history.length, 2 * history.num_proven + 1)
+        return history.continuation(sequence.token_ids, min(proven, limit), sizes=(_LONG,))
 
     def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Lengthens drafts that came true, shortens those that did not, and pauses where even short ones fail."""
         history = self._histories[sequence]
+        history.num_proven = num_accepted if num_accepted == num_drafted else 0
         if num_accepted == num_drafted:
             history.length = min(2 * history.length + 1, self._max_tokens)
         elif num_accepted < num_drafted // 2 or num_accepted == 0:
@@ -55,6 +68,7 @@ class _History:
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.num_proven = 0  # tokens of the latest draft, if all of it came true
         self.paused_until = 0
         self._num_read = 0
         self._ends: dict[tuple[int, ...], int] = {}  # tokens → index behind them
@@ -67,8 +81,8 @@ class _History:
                 self._ends[tuple(token_ids[end - _LONG : end])] = end
         self._num_read = len(token_ids)
 
-    def continuation(self, token_ids: list[int], length: int) -> list[int]:
-        for size in (_LONG, _SHORT):
+    def continuation(self, token_ids: list[int], length: int, sizes: tuple[int, ...] = (_LONG, _SHORT)) -> list[int]:
+        for size in sizes:
             end = self._ends.get(tuple(token_ids[-size:]))
             if end is not None:
                 # A loop shorter than the draft goes on into the draft itself.

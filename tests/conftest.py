@@ -1,12 +1,15 @@
 """Fixtures of the whole suite."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from pagedd.daemon.models import DEFAULT_MODEL, pull_model
+from pagedd.kernels import cpu
 
 # A shell starts what it puts into the background with interrupts ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,3 +25,11 @@ def model_gguf() -> Path:
     if not path.is_file():
         pytest.fail(f"PAGEDD_TEST_MODEL={given}: no such file; unset it to have the model fetched")
     return path
+
+
+@pytest.fixture(scope="session")
+def cpu_extension() -> ModuleType:
+    """The C++ kernels. Only a missing compiler is a reason to skip; code that does not compile is a failure."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler")
+    return cpu.load()

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _NAME = "pagedd_cpu"
 _SCRATCH = "build-"
 _FOLDER = Path(__file__).parent
-_SOURCES = ("bindings.cpp", "decoder.cpp", "linear.cpp", "attention.cpp", "rope_kv.cpp")
+_SOURCES = ("bindings.cpp", "decoder.cpp", "linear.cpp", "packing.cpp", "attention.cpp", "rope_kv.cpp")
 # Maybe-uninitialized: GCC 12 reports its own AVX-512 headers.
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-Wno-maybe-uninitialized"]
 

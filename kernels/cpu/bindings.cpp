@@ -74,7 +74,8 @@ struct PackedLinear {
       prepare_row(linear.form, linear.in_features, values + size_t(row) * linear.in_features,
                   prepared.data() + row * row_bytes);
     auto y = torch::empty({rows, linear.out_features});
-    multiply(linear, prepared.data(), 0, rows, 0, linear.out_features / kTile, Epilogue::kStore, y.data_ptr<float>(),
+    const int num_tiles = linear.out_features / kTile;
+    multiply(linear, prepared.data(), 0, rows, 0, num_tiles, num_tiles, Epilogue::kStore, y.data_ptr<float>(),
              linear.out_features);
     return y;
   }

@@ -10,7 +10,7 @@ namespace pagedd::cpu {
 namespace {
 
 constexpr int kRowStep = 8;   // rows that a thread takes at once where rows are independent
-constexpr int kTileStep = 4;  // tiles of 16 outputs; even, since gate and up tiles come in pairs
+constexpr int kTileStep = 8;  // tiles of 16 outputs; even, since gate and up tiles come in pairs
 constexpr int kStreamedRows = 8;
 constexpr size_t kPhasesOfLayer = 10;  // four products, each with its inputs; rope; attention
 constexpr size_t kPhasesBesideLayers = 3;
@@ -118,8 +118,8 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
     });
     const int step = tile_step(head_, batch.num_logits_rows, num_threads);
     member.share(head_.out_features / kTile, step, [&](int begin, int end) {
-      multiply(head_, scratch.prepared, 0, batch.num_logits_rows, begin, end, Epilogue::kStore, logits,
-               head_.out_features);
+      multiply(head_, scratch.prepared, 0, batch.num_logits_rows, begin, end, begin + step * num_threads,
+               Epilogue::kStore, logits, head_.out_features);
     });
   }
 }
@@ -149,11 +149,12 @@ void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batc
     };
     if (!alone) member.share(num_tokens, kRowStep, prepare);
     bool is_prepared = !alone;
-    member.share(linear.out_features / kTile, tile_step(linear, num_tokens, scratch.num_threads), [&](int begin, int end) {
+    const int step = tile_step(linear, num_tokens, scratch.num_threads);
+    member.share(linear.out_features / kTile, step, [&](int begin, int end) {
       // Only by who holds a piece: as long as it does, no later phase can change what make_row reads.
       if (!is_prepared) prepare(0, num_tokens);
       is_prepared = true;
-      multiply(linear, inputs, 0, num_tokens, begin, end, epilogue, y, width);
+      multiply(linear, inputs, 0, num_tokens, begin, end, begin + step * scratch.num_threads, epilogue, y, width);
     });
   };
   const auto normed = [&](const float* weight) {

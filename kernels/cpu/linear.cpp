@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "vector_math.h"
+#include "weight_tiles.h"
 
 #if PAGEDD_AVX512 && defined(__AVX512VNNI__)
 #define PAGEDD_VNNI 1
@@ -15,19 +16,11 @@
 namespace pagedd::cpu {
 namespace {
 
-constexpr int kQuads = kGroup / 4;  // dpbusd takes four inputs at a time
 constexpr int kMaxRows = 5;         // of a register block; with two tiles, 10 integer and 10 float sums
-constexpr int kPrefetchBytes = 4096;  // weights are asked for so far ahead of their use
+constexpr int kTilesAtOnce = 2;     // of a register block
 constexpr int kRowBlock = 64;       // rows whose inputs stay in the second-level cache while tiles go by
 
-struct Int8Group {
-  uint8_t q[kQuads][kTile][4];
-  uint16_t scale[kTile], offset[kTile];
-};
-struct Int4Group {
-  uint8_t q[kQuads / 2][kTile][4];  // low nibble: quad i, high nibble: quad i + 4
-  uint16_t scale[kTile], offset[kTile];
-};
+constexpr size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // A prepared row of a quantized form: int8 values, then a scale and a scaled sum per group.
 struct QuantizedRow {
@@ -41,34 +34,26 @@ QuantizedRow quantized_row(const uint8_t* prepared, int in_features) {
   return {reinterpret_cast<const int8_t*>(prepared), floats, floats + in_features / kGroup};
 }
 
-void prefetch(const uint8_t* from, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
-}
-
-uint16_t to_half(float x) {
-#if PAGEDD_AVX512
-  return uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
-#else
-  _Float16 half = _Float16(x);
-  uint16_t bits;
-  std::memcpy(&bits, &half, 2);
-  return bits;
-#endif
-}
-
-float from_half(uint16_t bits) {
-  uint16_t lanes[kLanes] = {bits};
-  float out[kLanes];
-  Vec::load_half(lanes).store(out);
-  return out[0];
-}
-
 // ---- products: a register block is `rows` prepared rows times `tiles` tiles ------------------------------------------
+
+// Weights that are wanted next. A register block fetches its share while it computes, some lines with every group of
+// inputs: in a burst they would be dropped.
+struct Ahead {
+  static constexpr size_t kLine = 64;
+  const uint8_t* from;
+  size_t lines_per_group;
+
+  void fetch(int group) const {
+    const uint8_t* line = from + group * lines_per_group * kLine;
+    for (size_t i = 0; i < lines_per_group; ++i) __builtin_prefetch(line + i * kLine);
+  }
+};
 
 struct Inputs {
   const uint8_t* rows;
   size_t row_bytes;
   int in_features;
+  Ahead ahead;
 
   const uint8_t* row(int r) const { return rows + r * row_bytes; }
 };
@@ -81,7 +66,8 @@ struct Sums {
 
 template <int rows, int tiles>
 Sums<rows, tiles> multiply_float32(const uint8_t* const (&tile)[tiles], Inputs x, Sums<rows, tiles> sums) {
-  for (int k = 0; k < x.in_features; ++k)
+  for (int k = 0; k < x.in_features; ++k) {
+    if (k % kGroup == 0) x.ahead.fetch(k / kGroup);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
       const Vec value = Vec::all(reinterpret_cast<const float*>(x.row(r))[k]);
@@ -89,13 +75,15 @@ Sums<rows, tiles> multiply_float32(const uint8_t* const (&tile)[tiles], Inputs x
       for (int t = 0; t < tiles; ++t)
         sums.of[r][t] = fma(Vec::load(reinterpret_cast<const float*>(tile[t]) + size_t(k) * kTile), value, sums.of[r][t]);
     }
+  }
   return sums;
 }
 
 template <int rows, int tiles>
 Sums<rows, tiles> multiply_bfloat16(const uint8_t* const (&tile)[tiles], Inputs x, Sums<rows, tiles> sums) {
 #if PAGEDD_DPBF16
-  for (int k = 0; k < x.in_features; k += 2)
+  for (int k = 0; k < x.in_features; k += 2) {
+    if (k % kGroup == 0) x.ahead.fetch(k / kGroup);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
       int pair;
@@ -107,6 +95,7 @@ Sums<rows, tiles> multiply_bfloat16(const uint8_t* const (&tile)[tiles], Inputs 
         sums.of[r][t].v = _mm512_dpbf16_ps(sums.of[r][t].v, (__m512bh)column, (__m512bh)values);
       }
     }
+  }
 #else
   for (int t = 0; t < tiles; ++t) {
     const auto* w = reinterpret_cast<const uint16_t*>(tile[t]);
@@ -167,7 +156,7 @@ Sums<rows, tiles> multiply_quantized(const uint8_t* const (&tile)[tiles], Inputs
   for (int g = 0; g < x.in_features / kGroup; ++g) {
     const Group* group[tiles];
     for (int t = 0; t < tiles; ++t) group[t] = reinterpret_cast<const Group*>(tile[t]) + g;
-    for (int t = 0; t < tiles; ++t) prefetch(reinterpret_cast<const uint8_t*>(group[t]) + kPrefetchBytes, sizeof(Group));
+    x.ahead.fetch(g);
     Vec dots[rows][tiles];
 #if PAGEDD_VNNI
     __m512i integers[rows][tiles];
@@ -252,7 +241,7 @@ void multiply_block(const Linear& linear, Inputs x, int first_tile, Epilogue epi
 }
 
 using Block = void (*)(const Linear&, Inputs, int, Epilogue, float*, int64_t);
-constexpr Block kBlocks[2][kMaxRows] = {
+constexpr Block kBlocks[kTilesAtOnce][kMaxRows] = {
     {multiply_block<1, 1>, multiply_block<2, 1>, multiply_block<3, 1>, multiply_block<4, 1>, multiply_block<5, 1>},
     {multiply_block<1, 2>, multiply_block<2, 2>, multiply_block<3, 2>, multiply_block<4, 2>, multiply_block<5, 2>},
 };
@@ -281,113 +270,7 @@ void quantize_row(int in, const float* x, uint8_t* prepared) {
   }
 }
 
-// Asymmetric rounding of one group of 32 floats to `levels` steps above its minimum.
-void quantize_group(const float* w, int levels, uint8_t* q, uint16_t* scale, uint16_t* offset) {
-  const auto [low, high] = std::minmax_element(w, w + kGroup);
-  *scale = to_half((*high - *low) / float(levels));
-  *offset = to_half(*low);
-  const float step = from_half(*scale), start = from_half(*offset);
-  for (int i = 0; i < kGroup; ++i)
-    q[i] = step > 0 ? uint8_t(std::clamp(std::nearbyint((w[i] - start) / step), 0.0f, float(levels))) : 0;
-}
-
-void put(Int8Group& group, int output, const uint8_t* q) {
-  for (int k = 0; k < kGroup; ++k) group.q[k / 4][output][k % 4] = q[k];
-}
-
-void put(Int4Group& group, int output, const uint8_t* q) {
-  for (int k = 0; k < kGroup / 2; ++k)
-    group.q[k / 4][output][k % 4] = uint8_t(q[k] | (q[k + kGroup / 2] << 4));
-}
-
-template <class Group, class FillGroup>
-void pack_groups(int out, int in, uint8_t* tiles, FillGroup fill_group) {
-  auto* groups = reinterpret_cast<Group*>(tiles);
-  const int per_row = in / kGroup;
-  for (int n = 0; n < out; ++n)
-    for (int g = 0; g < per_row; ++g) {
-      Group& group = groups[size_t(n / kTile) * per_row + g];
-      uint8_t q[kGroup];
-      fill_group(n, g, q, &group.scale[n % kTile], &group.offset[n % kTile]);
-      put(group, n % kTile, q);
-    }
-}
-
-template <class FillGroup>
-void pack_form(Form form, int out, int in, uint8_t* tiles, FillGroup fill_group) {
-  if (form == Form::kInt4)
-    pack_groups<Int4Group>(out, in, tiles, fill_group);
-  else
-    pack_groups<Int8Group>(out, in, tiles, fill_group);
-}
-
 }  // namespace
-
-size_t Linear::tile_bytes(Form form, int in_features) {
-  const size_t in = size_t(in_features);
-  switch (form) {
-    case Form::kFloat32: return in * kTile * 4;
-    case Form::kBFloat16: return in * kTile * 2;
-    case Form::kInt8: return in / kGroup * sizeof(Int8Group);
-    case Form::kInt4: return in / kGroup * sizeof(Int4Group);
-  }
-  return 0;
-}
-
-void pack_floats(const float* weight, int out, int in, Form form, uint8_t* tiles) {
-  if (form == Form::kFloat32 || form == Form::kBFloat16) {
-    for (int n = 0; n < out; ++n)
-      for (int k = 0; k < in; ++k) {
-        const float w = weight[size_t(n) * in + k];
-        const size_t tile = size_t(n / kTile) * in * kTile;
-        if (form == Form::kFloat32)
-          reinterpret_cast<float*>(tiles)[tile + size_t(k) * kTile + n % kTile] = w;
-        else
-          reinterpret_cast<uint16_t*>(tiles)[tile + size_t(k / 2) * kTile * 2 + n % kTile * 2 + k % 2] = to_bfloat16(w);
-      }
-    return;
-  }
-  const int levels = form == Form::kInt4 ? 15 : 255;
-  pack_form(form, out, in, tiles, [&](int n, int g, uint8_t* q, uint16_t* scale, uint16_t* offset) {
-    quantize_group(weight + size_t(n) * in + g * kGroup, levels, q, scale, offset);
-  });
-}
-
-void pack_quantized(const uint8_t* q, const uint16_t* scale, const uint16_t* offset, int out, int in, Form form,
-                    uint8_t* tiles) {
-  pack_form(form, out, in, tiles, [&](int n, int g, uint8_t* group, uint16_t* group_scale, uint16_t* group_offset) {
-    std::memcpy(group, q + size_t(n) * in + g * kGroup, kGroup);
-    *group_scale = scale[size_t(n) * (in / kGroup) + g];
-    *group_offset = offset[size_t(n) * (in / kGroup) + g];
-  });
-}
-
-void unpack_row(const Linear& linear, int64_t index, float* out) {
-  const int in = linear.in_features, output = int(index % kTile);
-  const uint8_t* tile = linear.tiles + size_t(index / kTile) * linear.tile_bytes();
-  for (int k = 0; k < in; ++k) {
-    const int g = k / kGroup, i = k % kGroup;
-    switch (linear.form) {
-      case Form::kFloat32: out[k] = reinterpret_cast<const float*>(tile)[size_t(k) * kTile + output]; break;
-      case Form::kBFloat16:
-        out[k] = from_bfloat16(
-            reinterpret_cast<const uint16_t*>(tile)[size_t(k / 2) * kTile * 2 + output * 2 + k % 2]);
-        break;
-      case Form::kInt8: {
-        const auto& group = reinterpret_cast<const Int8Group*>(tile)[g];
-        out[k] = from_half(group.scale[output]) * group.q[i / 4][output][i % 4] + from_half(group.offset[output]);
-        break;
-      }
-      case Form::kInt4: {
-        const auto& group = reinterpret_cast<const Int4Group*>(tile)[g];
-        const uint8_t both = group.q[i % (kGroup / 2) / 4][output][i % 4];
-        out[k] = from_half(group.scale[output]) * (i < kGroup / 2 ? both & 15 : both >> 4) +
-                 from_half(group.offset[output]);
-        break;
-      }
-    }
-  }
-}
 
 size_t prepared_row_bytes(Form form, int in_features) {
   const size_t in = size_t(in_features);
@@ -408,17 +291,22 @@ void prepare_row(Form form, int in_features, const float* x, uint8_t* prepared) 
 }
 
 void multiply(const Linear& linear, const uint8_t* prepared, int first_row, int end_row, int first_tile, int end_tile,
-              Epilogue epilogue, float* y, int64_t y_stride) {
-  const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
+              int next_tile, Epilogue epilogue, float* y, int64_t y_stride) {
+  const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features), tile_bytes = linear.tile_bytes();
   for (int begin = first_row; begin < end_row; begin += kRowBlock) {
     const int num_rows = std::min(kRowBlock, end_row - begin);
+    // Register blocks of nearly equal size: 16 rows are 4 + 4 + 4 + 4, not three fives and a costly single one.
     const int num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
-    for (int tile = first_tile; tile < end_tile; tile += 2) {
-      const int num_tiles = std::min(2, end_tile - tile);
-      // Register blocks of nearly equal size: 16 rows are 4 + 4 + 4 + 4, not three fives and a costly single one.
+    const int least = num_rows / num_blocks, num_larger = num_rows % num_blocks;
+    const size_t share = divide_up(kTilesAtOnce * tile_bytes, num_blocks);
+    const size_t lines_per_group = divide_up(share, size_t(linear.in_features / kGroup) * Ahead::kLine);
+    for (int tile = first_tile; tile < end_tile; tile += kTilesAtOnce) {
+      const int num_tiles = std::min(kTilesAtOnce, end_tile - tile);
+      const int wanted = tile + kTilesAtOnce < end_tile ? tile + kTilesAtOnce : next_tile;
       for (int block = 0, row = 0; block < num_blocks; ++block) {
-        const int next = num_rows * (block + 1) / num_blocks;
-        const Inputs x{prepared + size_t(begin + row) * row_bytes, row_bytes, linear.in_features};
+        const int next = row + least + (block < num_larger);
+        const Inputs x{prepared + size_t(begin + row) * row_bytes, row_bytes, linear.in_features,
+                       {linear.tiles + wanted * tile_bytes + block * share, lines_per_group}};
         kBlocks[num_tiles - 1][next - row - 1](linear, x, tile, epilogue, y + (begin + row) * y_stride, y_stride);
         row = next;
       }

@@ -1,6 +1,7 @@
 // y = x · Wᵀ with W in one of four forms, each packed in tiles of 16 outputs so that a register holds one tile's column.
 //
-// Owns the packed layouts and the products. Threads, epilogues' meaning and whose weights these are belong to decoder.cpp.
+// Owns the packed layouts (packing.cpp) and the products (linear.cpp). Threads, epilogues' meaning and whose weights
+// these are belong to decoder.cpp.
 //
 //   form      a tile holds, for k in steps                            product
 //   kFloat32  [in][16] float                                          FMA
@@ -53,7 +54,8 @@ enum class Epilogue {
 };
 
 // Rows [first_row, end_row) times tiles [first_tile, end_tile). y: float32, `y_stride` floats a row.
+// next_tile: what this thread is likely to turn to then; fetched meanwhile. May lie past the last one.
 void multiply(const Linear& linear, const uint8_t* prepared, int first_row, int end_row, int first_tile, int end_tile,
-              Epilogue epilogue, float* y, int64_t y_stride);
+              int next_tile, Epilogue epilogue, float* y, int64_t y_stride);
 
 }  // namespace pagedd::cpu

@@ -13,17 +13,12 @@ from pagedd.engine.runner import ModelRunner
 from pagedd.engine.sampler import Sampler
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
-from pagedd.kernels import cpu
 
 NUM_TOKENS = 12
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def model(request, model_gguf):
-    try:
-        cpu.load()
-    except cpu.KernelsUnavailableError as error:
-        pytest.skip(str(error))
+def model(request, model_gguf, cpu_extension):
     return load_model(EngineConfig(model=str(model_gguf), device="cpu", dtype=request.param), lambda share, what: None)
 
 

@@ -24,37 +24,37 @@ def sequence(token_ids: list[int], **params) -> Sequence:
 
 def test_what_followed_the_same_three_tokens_last_is_guessed() -> None:
     text = sequence([1, 2, 3, 4, 5, 9, 2, 3, 7, 8, 1, 2, 3])
-    assert PromptLookup(7).propose(text, 10) == [4, 5, 9]  # not 7, 8 behind the later pair
+    assert PromptLookup(7).propose(text, 10, 1) == [4, 5, 9]  # not 7, 8 behind the later pair
 
 
 def test_a_pair_is_enough_when_no_three_agree() -> None:
-    assert PromptLookup(7).propose(sequence([1, 2, 3, 4, 5, 6, 2, 3]), 10) == [4, 5, 6]
+    assert PromptLookup(7).propose(sequence([1, 2, 3, 4, 5, 6, 2, 3]), 10, 1) == [4, 5, 6]
 
 
 def test_a_loop_goes_on_into_the_guess() -> None:
-    assert PromptLookup(7).propose(sequence([5, 6, 5, 6, 5]), 10) == [6, 5, 6]
+    assert PromptLookup(7).propose(sequence([5, 6, 5, 6, 5]), 10, 1) == [6, 5, 6]
 
 
 def test_nothing_is_guessed_without_precedent_room_or_leave() -> None:
-    assert PromptLookup(7).propose(sequence([1, 2, 3, 4]), 10) == []
-    assert PromptLookup(7).propose(sequence([1]), 10) == []
-    assert PromptLookup(7).propose(sequence([5, 6, 5, 6]), 0) == []
-    assert PromptLookup(0).propose(sequence([5, 6, 5, 6]), 10) == []
-    assert PromptLookup(7).propose(sequence([5, 6, 5, 6], presence_penalty=1.0), 10) == []
+    assert PromptLookup(7).propose(sequence([1, 2, 3, 4]), 10, 1) == []
+    assert PromptLookup(7).propose(sequence([1]), 10, 1) == []
+    assert PromptLookup(7).propose(sequence([5, 6, 5, 6]), 0, 1) == []
+    assert PromptLookup(0).propose(sequence([5, 6, 5, 6]), 10, 1) == []
+    assert PromptLookup(7).propose(sequence([5, 6, 5, 6], presence_penalty=1.0), 10, 1) == []
 
 
 def test_guesses_that_come_true_grow_and_those_that_fail_shrink_to_a_pause() -> None:
     lookup, text = PromptLookup(7), sequence([5, 6] * 6)
-    assert len(lookup.propose(text, 10)) == 3
+    assert len(lookup.propose(text, 10, 1)) == 3
     lookup.learn(text, 3, 3)
-    assert len(lookup.propose(text, 10)) == 7
+    assert len(lookup.propose(text, 10, 1)) == 7
     for num_drafted, expected in ((7, 3), (3, 1)):
         lookup.learn(text, num_drafted, 0)
-        assert len(lookup.propose(text, 10)) == expected
+        assert len(lookup.propose(text, 10, 1)) == expected
     lookup.learn(text, 1, 0)
-    assert lookup.propose(text, 10) == []
+    assert lookup.propose(text, 10, 1) == []
     text.token_ids += [5, 6] * 8
-    assert len(lookup.propose(text, 10)) == 1
+    assert len(lookup.propose(text, 10, 1)) == 1
 
 
 @pytest.mark.parametrize("num_guesses", [1, 3, 7])
@@ -87,12 +87,45 @@ def test_a_stop_token_inside_a_guess_ends_the_answer_there(bench, cold) -> None:
     assert b.output("a") == expected[:cut]
 
 
-def test_many_sequences_fill_the_batch_without_guesses(bench) -> None:
-    b = bench(num_blocks=40, num_speculative_tokens=7)
+def test_in_company_one_token_is_guessed_until_a_guess_has_come_true() -> None:
+    lookup, text = PromptLookup(7), sequence([5, 6, 7] * 4)
+    for num_drafted in (1, 3, 7, 7):
+        assert len(lookup.propose(text, 10, 3)) == num_drafted
+        lookup.learn(text, num_drafted, num_drafted)
+    lookup.learn(text, 7, 5)
+    assert len(lookup.propose(text, 10, 3)) == 1
+    assert len(lookup.propose(text, 10, 2)) == 7
+
+
+def test_in_company_a_pair_of_tokens_is_no_precedent() -> None:
+    text = sequence([1, 2, 3, 4, 5, 6, 2, 3])
+    assert PromptLookup(7).propose(text, 10, 2) == [4, 5, 6]
+    assert PromptLookup(7).propose(text, 10, 3) == []
+
+
+def test_a_full_batch_of_loops_takes_fewer_steps_than_tokens(bench, cold) -> None:
+    b = bench(num_blocks=60, num_speculative_tokens=7)
     for name in "abc":
-        b.add(name, [3, 4, 5], max_tokens=20)
+        b.add(name, [3, 4, 5], max_tokens=60)
     b.run()
-    assert b.scheduler.counters.drafted_tokens == 0
+    assert all(b.output(name) == cold([3, 4, 5], 60) for name in "abc")
+    counters = b.scheduler.counters
+    assert counters.accepted_tokens > 60
+    assert counters.steps < 45
+
+
+def test_guesses_leave_everybody_a_token_and_prompts_half_of_the_rest(bench) -> None:
+    b = bench(num_blocks=200, num_speculative_tokens=7, max_num_batched_tokens=12)
+    for name in "abcd":
+        b.add(name, [3, 4, 5], max_tokens=60)
+    most = 0
+    while b.scheduler.has_work:
+        step = b.step()
+        num_decodes = sum(item.start >= item.sequence.num_prompt_tokens for item in step.scheduled)
+        num_guesses = sum(len(item.draft_token_ids) for item in step.scheduled)
+        assert num_guesses <= (12 - num_decodes) // 2
+        most = max(most, num_guesses)
+    assert most > 0
 
 
 def test_guesses_take_no_block_that_another_needs(bench, cold) -> None:

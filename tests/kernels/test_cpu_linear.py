@@ -3,17 +3,12 @@
 import pytest
 import torch
 
-from pagedd.kernels import cpu
-
 FORMS = ["float32", "bf16", "int8", "int4"]
 
 
 @pytest.fixture(scope="module")
-def extension():
-    try:
-        return cpu.load()
-    except cpu.KernelsUnavailableError as error:
-        pytest.skip(str(error))
+def extension(cpu_extension):
+    return cpu_extension
 
 
 def packed(extension, weight: torch.Tensor, form: str, bias: torch.Tensor | None = None):

@@ -25,11 +25,8 @@ MIXED = [{0: 11}, {1: 12, 0: 9}, {0: 8, 1: 1}, {0: 1}]
 
 
 @pytest.fixture(autouse=True)
-def extension():
-    try:
-        return cpu.load()
-    except cpu.KernelsUnavailableError as error:
-        pytest.skip(str(error))
+def extension(cpu_extension):
+    return cpu_extension
 
 
 def make_config(kind: str, num_heads: int, num_kv_heads: int, head_dim: int, **changes):
