@@ -10,7 +10,6 @@ namespace pagedd::cpu {
 namespace {
 
 constexpr int kRowStep = 8;   // rows that a thread takes at once where rows are independent
-constexpr int kTileStep = 8;  // tiles of 16 outputs; even, since gate and up tiles come in pairs
 constexpr int kStreamedRows = 8;
 constexpr size_t kPhasesOfLayer = 10;  // four products, each with its inputs; rope; attention
 constexpr size_t kPhasesBesideLayers = 3;
@@ -24,12 +23,19 @@ void rms_norm(const float* x, const float* weight, int size, float eps, float* y
   for (int i = 0; i < size; i += kLanes) (Vec::load(x + i) * factor * Vec::load(weight + i)).store(y + i);
 }
 
-// Tiles that a thread takes at once. For few rows one long piece a thread: weights stream from memory, and a stream that
-// breaks off has to be found again. For many, small pieces that even out what else the machine does.
+// Tiles that a thread takes at once; even, since gate and up tiles come in pairs. For few rows one long piece a thread:
+// weights stream from memory, and a stream that breaks off has to be found again. For many, small pieces that even out
+// what else the machine does, of the size that shares out best.
 int tile_step(const Linear& linear, int num_rows, int num_threads) {
-  if (num_rows > kStreamedRows) return kTileStep;
-  const int share = (linear.out_features / kTile + num_threads - 1) / num_threads;
-  return share + share % 2;
+  const int num_tiles = linear.out_features / kTile;
+  const auto divide_up = [](int a, int b) { return (a + b - 1) / b; };
+  if (num_rows <= kStreamedRows) return divide_up(num_tiles, 2 * num_threads) * 2;
+  int best = 0, least = 0;
+  for (const int step : {8, 6, 4}) {
+    const int longest_share = divide_up(divide_up(num_tiles, step), num_threads) * step;
+    if (best == 0 || longest_share < least) best = step, least = longest_share;
+  }
+  return best;
 }
 
 }  // namespace
