@@ -16,9 +16,11 @@ from pagedd.engine.model.config import DecoderConfig
 from pagedd.engine.model.decoder import CheckedWeights, Checkpoint
 from pagedd.engine.model.rope import RotaryEmbedding
 from pagedd.engine.model.weight_blocks import GROUP, WeightBlocks, concatenate
+from pagedd.kernels.kv_form import KVForm
 
 TILE = 16
 MAX_HEAD_DIM = 256
+KV_FORMS = frozenset({"float32", "bf16", "int8", "fp8", "int4"})
 
 
 @runtime_checkable
@@ -48,6 +50,7 @@ class CpuDecoder:
     """Tokens in, logits out, over `extension` (see `kernels/cpu`).
 
     Attributes:
+        kv_forms: forms of the KV cache that attention reads.
         weight_bytes: what the packed weights take.
         forms: form → bytes of the weights that are held in it.
     """
@@ -61,6 +64,7 @@ class CpuDecoder:
         progress: Callable[[float, str], None],
     ) -> None:
         """`form`: float32, bf16, int8 or int4; `auto` keeps what the file quantizes and takes bf16 for the rest."""
+        self.kv_forms = KV_FORMS
         self._config = config
         self._packer = _Packer(extension, checkpoint, form)
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, torch.device("cpu"))
@@ -98,10 +102,12 @@ class CpuDecoder:
             block_tables=batch.attention.block_tables,
             logits_rows=batch.logits_rows,
             kv=kv.data,
+            kv_form=kv.form.name,
+            block_size=kv.block_size,
         )
         return logits[:, : self._config.vocab_size]
 
-    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
+    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on a step's scratch memory: float32 rows of every width, their quantized copies, and logits."""
         config = self._config
         widths = 2 * config.hidden_size + 3 * config.num_heads * config.head_dim + 2 * config.intermediate_size

@@ -14,6 +14,7 @@ from pagedd.engine.runner import MAX_DRAWN_TOGETHER, MIN_DRAWN_TOGETHER, ModelRu
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
+from pagedd.kernels.kv_form import FORMS
 
 CPU = torch.device("cpu")
 
@@ -92,7 +93,7 @@ class GreedySampler:
 @pytest.fixture
 def storage() -> KVStorage:
     config = ModelConfig(architecture="x", vocab_size=50, num_layers=1, num_kv_heads=1, head_dim=2, max_position=99)
-    storage = KVStorage(config, num_blocks=8, block_size=4, dtype=torch.float32, device=CPU)
+    storage = KVStorage(config, num_blocks=8, block_size=4, form=FORMS["float32"], device=CPU)
     storage.layer(0).copy_(torch.arange(8).view(1, 8, 1, 1, 1).expand(2, 8, 1, 4, 2))
     return storage
 
@@ -205,7 +206,7 @@ def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
 
 def test_the_kv_cache_may_be_narrower_than_the_activations(folder) -> None:
     _, info = make(folder, num_blocks=2, kv_cache_dtype="bf16")
-    assert (info.dtype, info.kv_cache_dtype) == ("float32", "bfloat16")
+    assert (info.dtype, info.kv_cache_dtype) == ("float32", "bf16")
 
 
 def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:

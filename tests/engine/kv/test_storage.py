@@ -7,6 +7,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.kv import storage
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.model.config import ModelConfig
+from pagedd.kernels.kv_form import FORMS
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30
@@ -73,20 +74,19 @@ def test_an_exact_number_of_blocks_has_the_same_figures() -> None:
 
 
 def test_storage_has_the_documented_layout() -> None:
-    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)
+    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, form=FORMS["float32"], device=CPU)
     assert kv.layer(2).shape == (2, 5, 2, 4, 8)
-    assert KVStorage.bytes_per_token(CONFIG, torch.float32) == 3 * 2 * 2 * 8 * 4
-    assert kv.bytes_per_block == 4 * 384
+    assert KVStorage.bytes_per_block(CONFIG, FORMS["float32"], 4) == 4 * 384
     assert kv.num_bytes == 5 * 4 * 384
 
 
 def test_layers_are_views_of_one_allocation() -> None:
-    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, dtype=torch.bfloat16, device=CPU)
+    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, form=FORMS["bf16"], device=CPU)
     assert kv.layer(1).data_ptr() - kv.layer(0).data_ptr() == kv.num_bytes // 3
 
 
 def test_block_copies_reach_every_layer_and_touch_nothing_else() -> None:
-    kv = KVStorage(CONFIG, num_blocks=6, block_size=4, dtype=torch.float32, device=CPU)
+    kv = KVStorage(CONFIG, num_blocks=6, block_size=4, form=FORMS["float32"], device=CPU)
     for index in range(3):
         kv.layer(index).copy_(torch.randn(2, 6, 2, 4, 8))
     before = [kv.layer(index).clone() for index in range(3)]
@@ -96,12 +96,12 @@ def test_block_copies_reach_every_layer_and_touch_nothing_else() -> None:
 
 
 def test_no_copies_is_nothing_to_do() -> None:
-    KVStorage(CONFIG, num_blocks=1, block_size=4, dtype=torch.float32, device=CPU).copy_blocks([])
+    KVStorage(CONFIG, num_blocks=1, block_size=4, form=FORMS["float32"], device=CPU).copy_blocks([])
 
 
 def test_an_allocation_that_fails_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match=r"no_kv_memory: .*lower num_blocks"):
-        KVStorage(CONFIG, num_blocks=2**45, block_size=4, dtype=torch.float32, device=CPU)
+        KVStorage(CONFIG, num_blocks=2**45, block_size=4, form=FORMS["float32"], device=CPU)
 
 
 def test_free_memory_of_a_cpu_is_what_the_machine_or_the_control_group_still_gives(monkeypatch) -> None:

@@ -15,6 +15,7 @@ from pagedd.engine.runner import build_batch
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import ScheduledSequence
+from pagedd.kernels.kv_form import form_of
 
 
 def _save_tiny(folder: Path, config: Any) -> Any:
@@ -40,7 +41,7 @@ def _paged_logits(
         for each prompt, position → logits, [vocab_size], at the last position of every chunk.
     """
     num_blocks = [-(-len(prompt) // block_size) for prompt in prompts]
-    kv = KVStorage(loaded.config, sum(num_blocks), block_size, loaded.dtype, loaded.device)
+    kv = KVStorage(loaded.config, sum(num_blocks), block_size, form_of(loaded.dtype), loaded.device)
     scattered = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = [
         Sequence(
