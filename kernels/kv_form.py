@@ -1,14 +1,14 @@
 """The forms in which a KV cache holds numbers: what a row takes, and how it is quantized. The specification.
 
 A row is one head's key or value of one token, [head_dim]. The float forms hold it as it is. Quantized ones hold bytes
-and scales, and a block's rows of one head lie together in a *record*: block_size rows of values, then block_size rows of
-scales, padded to whole cache lines.
+and scales, and a block's rows of one head lie together in a *record*: block_size rows of values, then those of scales,
+padded to whole cache lines.
 
     int8   scale = max |x| / 127, x ≈ q · scale; one scale a row
     fp8    scale = max |x| / 448, x ≈ e4m3(x / scale) · scale; one scale a row
     int4   groups of 32 of the row's dimensions, the last of which may be shorter: offset = min x,
-           scale = (max x − offset) / 15, x ≈ offset + q · scale; byte i holds dimension 2i in its low half and 2i + 1 in
-           its high one; a scale and an offset a group
+           scale = (max x − offset) / 15, x ≈ offset + q · scale; a scale and an offset a group; byte i holds
+           dimension 2i in its low half and 2i + 1 in its high one
 
 Scales and offsets are bfloat16: they need a float32's range (values of 1e-6 and 1e5 survive, which float16 would lose)
 and little of its precision, since they are rounded first, the offset downwards, and values are quantized against what
@@ -85,7 +85,7 @@ class KVForm:
         """The reverse of `quantize`, as float32 [..., head_dim]."""
         steps = scales.contiguous().view(torch.bfloat16).float()
         if self.name == "int4":
-            return _dequantize_int4(values, steps.unflatten(-1, (-1, 2)), head_dim)
+            return _dequantize_int4(values, steps.view(*steps.shape[:-1], -1, 2), head_dim)
         values = values.contiguous()
         return (
             (values.view(torch.int8) if self.name == "int8" else values.view(torch.float8_e4m3fn)).float().mul_(steps)
@@ -132,7 +132,8 @@ def _quantize_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     head_dim = x.shape[-1]
     num_missing = _num_groups(head_dim) * GROUP - head_dim
     # The last dimension again and again: that changes no group's range.
-    groups = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], num_missing)], dim=-1).unflatten(-1, (-1, GROUP))
+    padded = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], num_missing)], dim=-1)
+    groups = padded.view(*x.shape[:-1], -1, GROUP)
     is_finite = groups.isfinite().all(dim=-1)
     lowest = torch.where(is_finite, groups.amin(dim=-1), 0.0) + 0.0  # + 0: no negative zero
     bits = lowest.view(torch.int32)
@@ -141,12 +142,14 @@ def _quantize_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale, inverse = _step(groups.amax(dim=-1) - base, 1 / 15, is_finite)
     q = ((groups - base[..., None]) * inverse[..., None]).round().clamp(0, 15)
     q = torch.where(inverse[..., None] == 0, 0.0, q).flatten(-2)[..., :head_dim].to(torch.uint8)
-    low, high = F.pad(q, (0, head_dim % 2)).unflatten(-1, (-1, 2)).unbind(-1)
+    low, high = F.pad(q, (0, head_dim % 2)).view(*x.shape[:-1], -1, 2).unbind(-1)
     return low | high << 4, torch.stack([scale, offset], dim=-1).flatten(-2).view(torch.uint8)
 
 
 def _dequantize_int4(values: torch.Tensor, steps: torch.Tensor, head_dim: int) -> torch.Tensor:
     """`steps`: [..., num_groups, 2], scale and offset."""
-    q = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)[..., :head_dim]
-    scale, offset = steps.repeat_interleave(GROUP, dim=-2)[..., :head_dim, :].unbind(-1)
-    return q.float().mul_(scale).add_(offset)
+    num_groups = _num_groups(head_dim)
+    q = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)
+    q = F.pad(q, (0, num_groups * GROUP - q.shape[-1])).view(*q.shape[:-1], num_groups, GROUP)
+    scale, offset = steps[..., None].unbind(-2)
+    return q.float().mul_(scale).add_(offset).flatten(-2)[..., :head_dim].contiguous()

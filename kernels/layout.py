@@ -53,7 +53,7 @@ class QuantizedLayer:
 
     def _part(self, start: int, row_bytes: int) -> torch.Tensor:
         end = start + self.block_size * row_bytes
-        return self.data[..., start:end].unflatten(-1, (self.block_size, row_bytes))
+        return self.data[..., start:end].view(*self.data.shape[:-1], self.block_size, row_bytes)
 
 
 KVLayer = torch.Tensor | QuantizedLayer

@@ -73,10 +73,11 @@ def paged_attention(
     soft_cap: float | None = None,
 ) -> torch.Tensor:
     head_dim, block_size = query.shape[-1], block_size_of(kv_layer)
-    is_quantized = isinstance(kv_layer, QuantizedLayer)
-    num_kv_heads = kv_layer.data.shape[2] if is_quantized else kv_layer.shape[2]
     output = torch.empty_like(query)
-    query = query if is_quantized else query.to(kv_layer.dtype)
+    if isinstance(kv_layer, QuantizedLayer):
+        num_kv_heads = kv_layer.data.shape[2]
+    else:
+        num_kv_heads, query = kv_layer.shape[2], query.to(kv_layer.dtype)
     for part in _plan(batch, num_kv_heads, block_size, sliding_window):
         k, v = (
             _gather(kv_layer, plane, part.block_rows, query.dtype).view(-1, part.num_slots, head_dim)

@@ -31,11 +31,11 @@ class KVStorage:
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, form: KVForm, device: torch.device
     ) -> None:
+        shape: tuple[int, ...] = (config.num_layers, 2, num_blocks, config.num_kv_heads)
         if form.dtype is None:
-            row, dtype = (form.record_bytes(block_size, config.head_dim),), torch.uint8
+            shape, dtype = (*shape, form.record_bytes(block_size, config.head_dim)), torch.uint8
         else:
-            row, dtype = (block_size, config.head_dim), form.dtype
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, *row)
+            shape, dtype = (*shape, block_size, config.head_dim), form.dtype
         allocate = _host_memory if device.type == "cpu" else torch.empty
         try:
             self._data = allocate(shape, dtype=dtype, device=device)
