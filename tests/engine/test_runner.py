@@ -9,8 +9,16 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import ModelConfig
+from pagedd.engine.model.cpu_decoder import KV_FORMS
 from pagedd.engine.request import Request
-from pagedd.engine.runner import MAX_DRAWN_TOGETHER, MIN_DRAWN_TOGETHER, ModelRunner, build_batch, create_runner
+from pagedd.engine.runner import (
+    MAX_DRAWN_TOGETHER,
+    MIN_DRAWN_TOGETHER,
+    ModelRunner,
+    _kv_form,
+    build_batch,
+    create_runner,
+)
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
@@ -207,6 +215,28 @@ def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
 def test_the_kv_cache_may_be_narrower_than_the_activations(folder) -> None:
     _, info = make(folder, num_blocks=2, kv_cache_dtype="bf16")
     assert (info.dtype, info.kv_cache_dtype) == ("float32", "bf16")
+
+
+@pytest.mark.parametrize(("form", "num_bytes"), [("int8", 2 * 2 * 1 * 12), ("fp8", 2 * 2 * 1 * 12), ("int4", 32)])
+def test_a_quantized_cache_serves_and_says_what_a_token_takes(folder, caplog, form, num_bytes) -> None:
+    with caplog.at_level(logging.INFO):
+        runner, info = make(folder, num_blocks=4, kv_cache_dtype=form)  # the warm-up fills it
+    assert (info.dtype, info.kv_cache_dtype, info.kv_bytes_per_token) == ("float32", form, num_bytes)
+    assert f"{form}, {num_bytes} bytes a token" in caplog.text
+    assert runner._storage.num_bytes == 4 * 16 * num_bytes
+
+
+def test_an_unknown_form_of_the_cache_is_refused_with_those_there_are(folder) -> None:
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'int3', .* float32, bf16, fp16, int8, fp8, int4; use one"):
+        make(folder, num_blocks=2, kv_cache_dtype="int3")
+
+
+def test_a_form_that_only_torch_reads_is_refused_where_the_cpp_decoder_serves(folder) -> None:
+    class CppModel:
+        kv_forms = KV_FORMS
+
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, int4;"):
+        _kv_form("fp16", CppModel())
 
 
 def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:
