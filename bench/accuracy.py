@@ -10,7 +10,8 @@ The reference is transformers' model in float32 on the dequantized weights. What
 model, as the settings make it, fed with the window in chunks:
 
     weights      the engine's `weight_dtype`, each with KV in its default form
-    KV           the engine's `kv_cache_dtype`, each on float32 weights, so that what is seen is the cache
+    KV           the engine's `kv_cache_dtype`, each on weights in their `auto` form: what would be served. With `bf16`
+                 beside them, the difference is the cache's
     rows         tokens in one chunk: 512 is the whole window, 1 is decoding. The chunk chooses the matrix product, and
                  each must be as good. Fewer windows are run for chunks under 32 rows (`--few-windows`)
 
@@ -47,7 +48,7 @@ from pagedd.engine.step import ScheduledSequence
 
 BLOCK_SIZE = 16
 WEIGHT_FORMS = ("auto", "float32", "bf16", "int8", "int4")
-KV_FORMS = ("bf16", "fp16", "int8", "fp8", "int4")
+KV_FORMS = ("bf16", "fp8", "int8", "int4")
 FEW_ROWS = 32  # chunks of fewer rows run on `--few-windows`
 # The engine's `dtype`, which is also that of KV in its default form.
 ACTIVATIONS = {"float32": "float32", "bf16": "bfloat16"}
@@ -101,8 +102,8 @@ class Case:
 
 
 def make_cases(weight_forms: Sequence[str], kv_forms: Sequence[str]) -> list[Case]:
-    """The weights with KV in its default form, then the KV forms on float32 weights."""
-    return [Case(form, "auto") for form in weight_forms] + [Case("float32", form) for form in kv_forms]
+    """The weights with KV in its default form, then the KV forms on the file's own weights."""
+    return [Case(form, "auto") for form in weight_forms] + [Case("auto", form) for form in kv_forms]
 
 
 def reference_text() -> str:
@@ -197,6 +198,7 @@ class Result:
     case: Case
     num_rows: int
     model_bytes: int
+    kv_bytes_per_token: int
     comparison: Comparison
 
 
@@ -215,7 +217,7 @@ def measure(
         chosen = spread(len(windows), num_few_windows if num_rows < FEW_ROWS else len(windows))
         scores = [score(chunked_logits(runner, windows[index], num_rows), windows[index]) for index in chosen]
         comparison = compare(scores, [reference[index] for index in chosen])
-        yield Result(case, num_rows, info.model_bytes, comparison)
+        yield Result(case, num_rows, info.model_bytes, info.kv_bytes_per_token, comparison)
 
 
 def table_row(result: Result) -> dict[str, Cell]:
@@ -228,6 +230,7 @@ def table_row(result: Result) -> dict[str, Cell]:
         "delta %": f"{100 * result.comparison.delta:+.3f}",
         "top-1 %": f"{100 * result.comparison.top_1:.2f}",
         "weights MB": result.model_bytes / 1e6,
+        "KV bytes a token": result.kv_bytes_per_token,
     }
 
 
@@ -298,6 +301,7 @@ def main() -> None:
                 "delta": round(result.comparison.delta, 6),
                 "top_1": round(result.comparison.top_1, 5),
                 "model_bytes": result.model_bytes,
+                "kv_bytes_per_token": result.kv_bytes_per_token,
             }
             for result in results
         ],

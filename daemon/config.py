@@ -54,7 +54,12 @@ class DaemonConfig:
         None, "Threads that compute on a CPU.", minimum=1, maximum=1024, none_means="one a physical core"
     )
     # The KV cache
-    kv_cache_dtype: str = setting("auto", "Type of the KV cache.", choices=("auto", "float32", "bf16", "fp16"))
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Form of the KV cache; auto is int8 beside quantized weights, else the activations'. "
+        "int8 and fp8 take half of bf16, int4 a third.",
+        choices=("auto", "float32", "bf16", "fp16", "fp8", "int8", "int4"),
+    )
     block_size: int = setting(16, "Tokens in a KV block.", choices=(8, 16, 32))
     num_blocks: int | None = setting(
         None,

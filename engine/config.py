@@ -12,7 +12,8 @@ class EngineConfig:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: of weights and activations: `auto`, `float32`, `bfloat16` or `float16`.
         weight_dtype: form of the weights on a CPU: `auto` (what the file has), `float32`, `bf16`, `int8` or `int4`.
-        kv_cache_dtype: `auto` (that of the activations), `float32`, `bf16` or `fp16`.
+        kv_cache_dtype: form of the KV cache: `auto` (int8 beside quantized weights, else that of the activations),
+            `float32`, `bf16`, `fp16`, `fp8`, `int8` or `int4`.
         block_size: tokens per KV block: 8, 16 or 32.
         num_blocks: exact pool size; None sizes it from free memory.
         gpu_memory_utilization: share of the device's *free* memory for the pool; None is 0.9 on a GPU, 0.3 on a CPU.

@@ -8,10 +8,11 @@ class EngineInfo:
     """Every value known; made once, by `runner.create_runner`.
 
     Attributes:
+        kv_cache_dtype: name of the cache's form, as in the setting; never `auto`.
         kernel_backend: name of the kernels' backend.
         max_model_len: longest prompt + output that the model's context and the settings allow.
         max_request_tokens: the same, also bounded by what the whole pool holds.
-        kv_bytes_per_token: of all layers, keys and values.
+        kv_bytes_per_token: of all layers, keys and values, with what scales and padding take.
         model_bytes: what the weights take.
     """
 

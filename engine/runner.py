@@ -19,13 +19,14 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
-from pagedd.engine.model.load import Model, device_name, load_model, num_physical_cores
+from pagedd.engine.model.load import LoadedModel, Model, device_name, load_model, num_physical_cores
 from pagedd.engine.request import Request
 from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT, Sampler
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
 from pagedd.kernels import ops
+from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
 log = logging.getLogger(__name__)
 
@@ -157,25 +158,25 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
         raise EngineError("invalid_setting", str(error)) from error
     max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-    kv_dtype = loaded.dtype if config.kv_cache_dtype == "auto" else _kv_dtype(config.kv_cache_dtype)
-    kv_bytes_per_token = KVStorage.bytes_per_token(loaded.config, kv_dtype)
+    kv_form = _kv_form(config.kv_cache_dtype, loaded)
+    bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
     max_logits_rows = min(budget, config.max_num_seqs * (1 + config.num_speculative_tokens))
 
     if config.num_blocks is None:
         pool = size_pool(
             free_bytes=free_bytes(device),
             share=config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[device.type],
-            reserve_bytes=model.activation_bytes(budget, max_logits_rows, max_model_len)
+            reserve_bytes=model.activation_bytes(budget, max_logits_rows, max_model_len, kv_form)
             + drawn_together(max_logits_rows) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT,
-            bytes_per_block=kv_bytes_per_token * config.block_size,
+            bytes_per_block=bytes_per_block,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
         )
     else:
-        pool = pool_of(config.num_blocks, kv_bytes_per_token * config.block_size, config.block_size, max_model_len)
-    log.info("%s", pool.describe())
-    storage = KVStorage(loaded.config, pool.num_blocks, config.block_size, kv_dtype, device)
+        pool = pool_of(config.num_blocks, bytes_per_block, config.block_size, max_model_len)
+    log.info("%s; %s, %d bytes a token", pool.describe(), kv_form.name, bytes_per_block // config.block_size)
+    storage = KVStorage(loaded.config, pool.num_blocks, config.block_size, kv_form, device)
 
     runner = ModelRunner(model, storage, Sampler(), device)
     progress(0.9, "warming up")
@@ -185,7 +186,7 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
         device=str(device),
         device_name=device_name(device),
         dtype=_name(loaded.dtype),
-        kv_cache_dtype=_name(kv_dtype),
+        kv_cache_dtype=kv_form.name,
         kernel_backend=backend.name,
         vocab_size=loaded.config.vocab_size,
         max_model_len=max_model_len,
@@ -193,7 +194,7 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
         max_request_tokens=min(max_model_len, pool.num_tokens + 1),
         block_size=config.block_size,
         num_blocks=pool.num_blocks,
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=bytes_per_block // config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=budget,
         model_bytes=model.weight_bytes,
@@ -229,11 +230,18 @@ def _max_model_len(asked: int | None, max_position: int) -> int:
     return asked or max_position
 
 
-def _kv_dtype(name: str) -> torch.dtype:
-    dtype = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
-    if dtype is None:
-        raise EngineError("invalid_setting", f"kv_cache_dtype {name!r}; use auto, float32, bf16 or fp16")
-    return dtype
+def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
+    """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' dtype."""
+    model = loaded.model
+    if name == "auto":
+        return FORMS["int8"] if model.has_quantized_weights else form_of(loaded.dtype)
+    if name not in model.kv_forms:
+        usable = ", ".join(form for form in FORMS if form in model.kv_forms)
+        raise EngineError(
+            "invalid_setting",
+            f"kv_cache_dtype {name!r}, this model's kernels here have {usable}; use one of these or auto",
+        )
+    return FORMS[name]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from pagedd.kernels import reference, torch_ops
-from pagedd.kernels.layout import PagedBatch
+from pagedd.kernels.layout import KVLayer, PagedBatch
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ class Backend(Protocol):
     def apply_rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None: ...
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor: ...
     def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, slot_mapping: torch.Tensor
+        self, key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor
     ) -> None: ...
     def paged_attention(
         self,
         query: torch.Tensor,
-        kv_layer: torch.Tensor,
+        kv_layer: KVLayer,
         batch: PagedBatch,
         *,
         scale: float,
@@ -106,12 +106,12 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return _active.silu_and_mul(x)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Stores each row's key and value in its slot.
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+    """Stores each row's key and value in its slot, in the form of the cache.
 
     Args:
-        key, value: [num_tokens, num_kv_heads, head_dim], in the dtype of `kv_layer`.
-        kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim]; written in place.
+        key, value: [num_tokens, num_kv_heads, head_dim], any float dtype.
+        kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
         slot_mapping: [num_tokens] int64, no slot twice.
     """
     _active.write_kv(key, value, kv_layer, slot_mapping)
@@ -119,7 +119,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, slo
 
 def paged_attention(
     query: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kv_layer: KVLayer,
     batch: PagedBatch,
     *,
     scale: float,
@@ -130,7 +130,8 @@ def paged_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim]; the result has its shape and dtype.
-        kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim]; the batch's own keys are already written.
+        kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; the batch's own keys are already
+            written. Products are taken in its dtype; in the query's where it is quantized.
         scale: multiplies the dot products.
         sliding_window: a row at position p sees keys p − sliding_window + 1 … p; None sees all up to p.
         soft_cap: scores s become soft_cap · tanh(s / soft_cap) before the softmax (Gemma 2).

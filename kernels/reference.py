@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from pagedd.kernels.layout import PagedBatch
+from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer, block_size_of
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -45,17 +45,22 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return (gate / (1 + torch.exp(-gate)) * up).to(x.dtype)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    block_size = kv_layer.shape[3]
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+    block_size = block_size_of(kv_layer)
     for row, slot in enumerate(slot_mapping.tolist()):
         block, offset = divmod(slot, block_size)
-        kv_layer[0, block, :, offset] = key[row]
-        kv_layer[1, block, :, offset] = value[row]
+        for plane, x in enumerate((key, value)):
+            if isinstance(kv_layer, QuantizedLayer):
+                values, scales = kv_layer.form.quantize(x[row])
+                kv_layer.values[plane, block, :, offset] = values
+                kv_layer.scales[plane, block, :, offset] = scales
+            else:
+                kv_layer[plane, block, :, offset] = x[row]
 
 
 def paged_attention(
     query: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kv_layer: KVLayer,
     batch: PagedBatch,
     *,
     scale: float,
@@ -66,7 +71,9 @@ def paged_attention(
 
     With p the row's position, key j is visible when j <= p and, under a sliding window, p − j < sliding_window.
     """
-    block_size = kv_layer.shape[3]
+    block_size = block_size_of(kv_layer)
+    if isinstance(kv_layer, QuantizedLayer):
+        kv_layer = kv_layer.form.dequantize(kv_layer.values, kv_layer.scales, kv_layer.head_dim)
     group_size = query.shape[1] // kv_layer.shape[2]  # query heads that share one KV head
     output = torch.empty_like(query)
     starts = batch.query_starts.tolist()

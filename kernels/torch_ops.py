@@ -6,7 +6,8 @@ sequence at a time, in tiles of rows, so that the scores stay in cache and a cau
 to three times as quick in bfloat16 as `scaled_dot_product_attention` on AVX-512). What depends on the step alone (which
 blocks, which mask) is worked out once, in `_plan`, and used by all layers. Signatures are those of `ops.py`.
 
-Scores are rounded to the activations' dtype, and the softmax is taken in float32.
+Scores are rounded to the dtype of a float cache, or of the query where the cache is quantized, and the softmax is taken
+in float32. Of a quantized cache only the gathered blocks are dequantized.
 """
 
 import functools
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pagedd.kernels.layout import MAX_GATHERED_SLOTS, PagedBatch
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer, PagedBatch, QuantizedLayer, block_size_of
 
 # Decodes of unequal length share a product by padding to the longest. A further product costs about as much as
 # this many padded slots (2 cores, AVX-512), so a group is closed when it would waste more.
@@ -49,33 +50,43 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate).mul_(up)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    block_size = kv_layer.shape[3]
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+    block_size = block_size_of(kv_layer)
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
-    kv_layer[0][blocks, :, offsets] = key
-    kv_layer[1][blocks, :, offsets] = value
+    for plane, x in enumerate((key, value)):
+        if isinstance(kv_layer, QuantizedLayer):
+            values, scales = kv_layer.form.quantize(x)
+            kv_layer.values[plane][blocks, :, offsets] = values
+            kv_layer.scales[plane][blocks, :, offsets] = scales
+        else:
+            kv_layer[plane][blocks, :, offsets] = x.to(kv_layer.dtype)
 
 
 def paged_attention(
     query: torch.Tensor,
-    kv_layer: torch.Tensor,
+    kv_layer: KVLayer,
     batch: PagedBatch,
     *,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    _, num_blocks, num_kv_heads, block_size, head_dim = kv_layer.shape
-    plan = _plan(batch, num_kv_heads, block_size, sliding_window)
-    keys, values = kv_layer.view(2, num_blocks * num_kv_heads, block_size * head_dim)
+    head_dim, block_size = query.shape[-1], block_size_of(kv_layer)
     output = torch.empty_like(query)
-    for part in plan:
-        k = keys.index_select(0, part.block_rows).view(-1, part.num_slots, head_dim)
-        v = values.index_select(0, part.block_rows).view(-1, part.num_slots, head_dim)
+    if isinstance(kv_layer, QuantizedLayer):
+        num_kv_heads = kv_layer.data.shape[2]
+    else:
+        num_kv_heads, query = kv_layer.shape[2], query.to(kv_layer.dtype)
+    for part in _plan(batch, num_kv_heads, block_size, sliding_window):
+        k, v = (
+            _gather(kv_layer, plane, part.block_rows, query.dtype).view(-1, part.num_slots, head_dim)
+            for plane in range(2)
+        )
         if isinstance(part, _Decodes):
             v.view(-1, head_dim).index_fill_(0, part.stale_rows, 0)
-            output[part.rows] = _attend_decodes(query[part.rows], k, v, part.is_hidden, scale, soft_cap)
+            attended = _attend_decodes(query[part.rows], k, v, part.is_hidden, scale, soft_cap)
+            output[part.rows] = attended.to(output.dtype)
         else:
             for tile in part.tiles:
                 tile_keys = slice(tile.first_key, tile.end_key)
@@ -88,6 +99,13 @@ def paged_attention(
                     soft_cap,
                 )
     return output
+
+
+def _gather(kv_layer: KVLayer, plane: int, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Blocks of keys (`plane` 0) or values (1) in the float dtype; `rows` as in `_Decodes`."""
+    if isinstance(kv_layer, QuantizedLayer):
+        return kv_layer.dequantize_rows(plane, rows).to(dtype)
+    return kv_layer[plane].flatten(0, 1).index_select(0, rows)
 
 
 @dataclass(frozen=True, slots=True)

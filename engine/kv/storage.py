@@ -4,7 +4,10 @@ Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel 
 `size_pool` is arithmetic only; `free_bytes` is what asks the machine.
 """
 
+import contextlib
 import logging
+import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import torch
 
 from pagedd.engine.errors import EngineError
 from pagedd.engine.model.config import ModelConfig
+from pagedd.kernels.kv_form import KVForm
+from pagedd.kernels.layout import KVLayer, QuantizedLayer
 
 log = logging.getLogger(__name__)
 
@@ -19,33 +24,37 @@ log = logging.getLogger(__name__)
 class KVStorage:
     """`[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`, keys first, then values.
 
+    In a quantized form uint8 `[num_layers, 2, num_blocks, num_kv_heads, record_bytes]`: a block is a block in either.
     The memory is not cleared, so that on a CPU a page costs nothing until a block in it is first written.
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, num_blocks: int, block_size: int, form: KVForm, device: torch.device
     ) -> None:
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        shape: tuple[int, ...] = (config.num_layers, 2, num_blocks, config.num_kv_heads)
+        if form.dtype is None:
+            shape, dtype = (*shape, form.record_bytes(block_size, config.head_dim)), torch.uint8
+        else:
+            shape, dtype = (*shape, block_size, config.head_dim), form.dtype
+        allocate = _host_memory if device.type == "cpu" else torch.empty
         try:
-            self._data = torch.empty(shape, dtype=dtype, device=device)
-        except (torch.OutOfMemoryError, RuntimeError) as error:  # a CPU reports a failed allocation as RuntimeError
-            wanted = num_blocks * block_size * self.bytes_per_token(config, dtype)
+            self._data = allocate(shape, dtype=dtype, device=device)
+        except (torch.OutOfMemoryError, OSError) as error:
+            wanted = num_blocks * self.bytes_per_block(config, form, block_size)
             raise EngineError(
                 "no_kv_memory",
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
             ) from error
         self._layers = self._data.unbind(0)
+        self._head_dim = config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.dtype = dtype
+        self.form = form
 
     @staticmethod
-    def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-        return config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-    @property
-    def bytes_per_block(self) -> int:
-        return self.num_bytes // self.num_blocks
+    def bytes_per_block(config: ModelConfig, form: KVForm, block_size: int) -> int:
+        """Of all layers, keys and values, with what scales and padding take."""
+        return config.num_layers * 2 * config.num_kv_heads * form.record_bytes(block_size, config.head_dim)
 
     @property
     def num_bytes(self) -> int:
@@ -56,9 +65,11 @@ class KVStorage:
         """All layers at once, in the shape above."""
         return self._data
 
-    def layer(self, index: int) -> torch.Tensor:
-        """[2, num_blocks, num_kv_heads, block_size, head_dim], a view."""
-        return self._layers[index]
+    def layer(self, index: int) -> KVLayer:
+        """As the kernels see it, a view."""
+        if self.form.dtype is not None:
+            return self._layers[index]
+        return QuantizedLayer(self._layers[index], self.form, self.block_size, self._head_dim)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source."""
@@ -67,6 +78,18 @@ class KVStorage:
         sources, destinations = torch.tensor(pairs, device=self._data.device).unbind(1)
         for layer in self._layers:  # one layer at a time: the copy passes through a temporary
             layer[:, destinations] = layer[:, sources]
+
+
+def _host_memory(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Pages of the machine's memory, huge ones where the kernel has them: attention jumps about in the whole pool.
+
+    Raises:
+        OSError: the machine does not give so much.
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,12 @@ from pagedd.engine.model.config import DecoderConfig
 from pagedd.engine.model.decoder import CheckedWeights, Checkpoint
 from pagedd.engine.model.rope import RotaryEmbedding
 from pagedd.engine.model.weight_blocks import GROUP, WeightBlocks, concatenate
+from pagedd.kernels.kv_form import KVForm
 
 TILE = 16
+_QUANTIZED = {"int8", "int4"}
 MAX_HEAD_DIM = 256
+KV_FORMS = frozenset({"float32", "bf16", "int8", "fp8", "int4"})
 
 
 @runtime_checkable
@@ -48,7 +51,9 @@ class CpuDecoder:
     """Tokens in, logits out, over `extension` (see `kernels/cpu`).
 
     Attributes:
+        kv_forms: forms of the KV cache that attention reads.
         weight_bytes: what the packed weights take.
+        has_quantized_weights: some of them are in 8 bits or fewer.
         forms: form → bytes of the weights that are held in it.
     """
 
@@ -61,6 +66,7 @@ class CpuDecoder:
         progress: Callable[[float, str], None],
     ) -> None:
         """`form`: float32, bf16, int8 or int4; `auto` keeps what the file quantizes and takes bf16 for the rest."""
+        self.kv_forms = KV_FORMS
         self._config = config
         self._packer = _Packer(extension, checkpoint, form)
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, torch.device("cpu"))
@@ -84,6 +90,7 @@ class CpuDecoder:
             progress((index + 1) / config.num_layers, f"layer {index + 1} of {config.num_layers}")
         self.forms = self._packer.bytes_by_form
         self.weight_bytes = sum(self.forms.values())
+        self.has_quantized_weights = not _QUANTIZED.isdisjoint(self.forms)
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
         """Computes every token of `batch`, writes their KV: [num_rows, vocab_size] float32 logits of `logits_rows`."""
@@ -98,10 +105,12 @@ class CpuDecoder:
             block_tables=batch.attention.block_tables,
             logits_rows=batch.logits_rows,
             kv=kv.data,
+            kv_form=kv.form.name,
+            block_size=kv.block_size,
         )
         return logits[:, : self._config.vocab_size]
 
-    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
+    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on a step's scratch memory: float32 rows of every width, their quantized copies, and logits."""
         config = self._config
         widths = 2 * config.hidden_size + 3 * config.num_heads * config.head_dim + 2 * config.intermediate_size

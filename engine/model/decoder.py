@@ -17,7 +17,8 @@ from pagedd.engine.model.config import DecoderConfig, malformed
 from pagedd.engine.model.linear import Linear, make_linear
 from pagedd.engine.model.rope import RotaryEmbedding
 from pagedd.kernels import ops
-from pagedd.kernels.layout import MAX_GATHERED_SLOTS
+from pagedd.kernels.kv_form import FORMS, KVForm
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer
 
 
 class Checkpoint(Protocol):
@@ -60,7 +61,7 @@ class _Layer:
 
 
 class Decoder:
-    """Tokens in, logits out. `weight_bytes` is what its weights take."""
+    """Tokens in, logits out. `weight_bytes` is what its weights take; `kv_forms` and the rest as in `load.Model`."""
 
     def __init__(
         self,
@@ -70,6 +71,8 @@ class Decoder:
         device: torch.device,
         progress: Callable[[float, str], None],
     ) -> None:
+        self.kv_forms = frozenset(FORMS)
+        self.has_quantized_weights = False  # they were dequantized on the way in
         self._config = config
         self._scale = config.head_dim**-0.5
         weights = CheckedWeights(checkpoint, dtype, device)
@@ -112,7 +115,7 @@ class Decoder:
         x, _ = ops.add_rms_norm(x[batch.logits_rows], residual[batch.logits_rows], self._final_norm, eps)
         return self._head(x).float()
 
-    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
+    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV.
 
         The layers' own tensors; the KV gathered for attention; the logits, as computed and in float32.
@@ -120,15 +123,16 @@ class Decoder:
         config = self._config
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         per_token = 4 * config.hidden_size + 3 * qkv_size + 4 * config.intermediate_size
-        gathered = 2 * max(max_context_len, MAX_GATHERED_SLOTS) * config.num_kv_heads * config.head_dim
+        item = self._embedding.element_size()
+        gathered = max(max_context_len, MAX_GATHERED_SLOTS) * config.num_kv_heads * config.head_dim
         logits = 2 * num_rows * config.vocab_size * torch.float32.itemsize
-        return (num_tokens * per_token + gathered) * self._embedding.element_size() + logits
+        return num_tokens * per_token * item + gathered * kv_form.gathered_bytes(item) + logits
 
     def _attend(
         self,
         x: torch.Tensor,  # [num_tokens, hidden_size]
         layer: _Layer,
-        kv_layer: torch.Tensor,
+        kv_layer: KVLayer,
         batch: Batch,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -144,12 +148,11 @@ class Decoder:
             key = ops.rms_norm(key, layer.key_norm, config.rms_norm_eps)
             ops.apply_rope(query, cos, sin)
             ops.apply_rope(key, cos, sin)
-        dtype = kv_layer.dtype
-        ops.write_kv(key.to(dtype), value.to(dtype), kv_layer, batch.attention.slot_mapping)
+        ops.write_kv(key, value, kv_layer, batch.attention.slot_mapping)
         attended = ops.paged_attention(
-            query.to(dtype), kv_layer, batch.attention, scale=self._scale, sliding_window=layer.sliding_window
+            query, kv_layer, batch.attention, scale=self._scale, sliding_window=layer.sliding_window
         )
-        return layer.output(attended.to(x.dtype).view(x.shape[0], num_heads * config.head_dim))
+        return layer.output(attended.view(x.shape[0], num_heads * config.head_dim))
 
 
 def _load_layer(config: DecoderConfig, weights: CheckedWeights, index: int) -> _Layer:

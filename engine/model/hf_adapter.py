@@ -24,6 +24,7 @@ from pagedd.engine.batch import AttentionMetadata, Batch
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import ModelConfig, malformed, parse_eos, unsupported
 from pagedd.kernels import ops
+from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import MAX_GATHERED_SLOTS
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ class AdaptedModel:
     """A transformers model whose attention reads and writes paged KV."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self.kv_forms = frozenset(FORMS)
+        self.has_quantized_weights = False
         self._model = model
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         weights = list(model.parameters())
@@ -97,11 +100,12 @@ class AdaptedModel:
         """Computes every token of `batch`, writes their KV, and returns the logits of `batch.logits_rows`, float32."""
         return self._forward(batch.token_ids, batch.positions, batch.logits_rows, _Pass(batch.attention, kv))
 
-    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
+    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         item = self._model.dtype.itemsize
         logits = 2 * num_rows * self._vocab_size * torch.float32.itemsize
-        layers: int = (12 * num_tokens + 2 * max(max_context_len, MAX_GATHERED_SLOTS)) * self._widest * item
+        gathered = max(max_context_len, MAX_GATHERED_SLOTS) * kv_form.gathered_bytes(item)
+        layers: int = (12 * num_tokens * item + gathered) * self._widest
         return layers + logits
 
     def discover(self, token_ids: torch.Tensor) -> dict[int, _Call]:
@@ -195,7 +199,7 @@ def _probe(adapted: AdaptedModel, config: ModelConfig, token_ids: torch.Tensor, 
     """Logits of every row, computed in two chunks and one decode, in blocks that are out of order."""
     device, num_tokens = token_ids.device, len(token_ids)
     num_blocks = -(-num_tokens // _PROBE_BLOCK_SIZE)
-    kv = KVStorage(config, num_blocks, _PROBE_BLOCK_SIZE, dtype, device)
+    kv = KVStorage(config, num_blocks, _PROBE_BLOCK_SIZE, form_of(dtype), device)
     table = torch.arange(num_blocks - 1, -1, -1, device=device, dtype=torch.int32)
     logits = []
     bounds = (0, num_tokens // 2, num_tokens - 1, num_tokens)
@@ -236,17 +240,16 @@ def _paged_attention(
         _note(one_pass, module, query, key, value, attention_mask, sliding_window, arguments)
         return torch.zeros_like(query)[None], None
     kv_layer = one_pass.kv.layer(module.layer_idx)  # type: ignore[arg-type]
-    dtype = kv_layer.dtype
-    ops.write_kv(key.to(dtype), value.to(dtype), kv_layer, one_pass.attention.slot_mapping)
+    ops.write_kv(key, value, kv_layer, one_pass.attention.slot_mapping)
     attended = ops.paged_attention(
-        query.to(dtype),
+        query,
         kv_layer,
         one_pass.attention,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window=sliding_window,
         soft_cap=softcap,
     )
-    return attended.to(query.dtype)[None], None
+    return attended[None], None
 
 
 AttentionInterface.register(_NAME, _paged_attention)

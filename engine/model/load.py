@@ -23,6 +23,7 @@ from pagedd.engine.model.decoder import Checkpoint, Decoder
 from pagedd.engine.model.gguf import GGUFCheckpoint
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint, read_json
 from pagedd.kernels import cpu, ops
+from pagedd.kernels.kv_form import KVForm
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +37,19 @@ class Model(Protocol):
 
     Attributes:
         weight_bytes: what the weights take in memory.
+        has_quantized_weights: some are held in 8 bits or fewer.
+        kv_forms: names of the forms of the KV cache that it can run over, of `kernels/kv_form.py`.
     """
 
     weight_bytes: int
+    has_quantized_weights: bool
+    kv_forms: frozenset[str]
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
         """[num_rows, vocab_size] float32: the logits of `batch.logits_rows`."""
         ...
 
-    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int) -> int:
+    def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         ...
 

@@ -21,11 +21,11 @@ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 using AttendTile = void (*)(const QueryRows&, int, const KeyTile&, const Scoring&, bool);
 
 // [rows at once − 1][vectors of keys − 1]
-template <class Math>
+template <class Math, bool kIsScaled>
 constexpr auto kAttendTile = []<int... kRows>(std::integer_sequence<int, kRows...>) {
   return std::array{std::array<AttendTile, kTileVecs>{
-      attend_tile<Math, kRows + 1, 1>, attend_tile<Math, kRows + 1, 2>, attend_tile<Math, kRows + 1, 3>,
-      attend_tile<Math, kRows + 1, 4>}...};
+      attend_tile<Math, kIsScaled, kRows + 1, 1>, attend_tile<Math, kIsScaled, kRows + 1, 2>,
+      attend_tile<Math, kIsScaled, kRows + 1, 3>, attend_tile<Math, kIsScaled, kRows + 1, 4>}...};
 }(std::make_integer_sequence<int, kMaxRowsAtOnce>());
 
 // Layout of a thread's scratch, in floats.
@@ -41,7 +41,7 @@ struct ScratchLayout {
     keys = maxima + padded_rows;
     values = keys + kTileKeys * head_dim;
     gathered = values + kTileKeys * head_dim;
-    total = gathered + kLanes * head_dim;
+    total = gathered + gathered_bytes(int(head_dim)) / sizeof(float);
   }
 };
 
@@ -61,35 +61,42 @@ struct Visibility {
 };
 
 template <class Rows>
-void attend_packed(const QueryRows& rows, int num_rows, const PagedRows<typename Rows::Element>& keys,
-                   const PagedRows<typename Rows::Element>& values, int first, int end, const Scoring& scoring,
-                   float* key_words, float* value_words) {
+void attend_packed(const QueryRows& rows, int num_rows, const PagedRows<Rows::kType>& keys,
+                   const PagedRows<Rows::kType>& values, int first, int end, const Scoring& scoring, float* key_words,
+                   float* value_words) {
   using Math = typename Rows::Math;
-  const KeyTile tile{key_words, value_words, first, end};
+  alignas(64) float key_scales[kTileKeys], value_scales[kTileKeys];
+  const KeyTile tile{key_words, value_words, key_scales, value_scales, first, end};
   for (int key = first; key < end; key += kLanes) {
     const int k = key - first;
-    pack_keys<Rows>(keys.at(key), keys.ahead_of(key), rows.head_dim, kTileKeys, key_words + k);
-    pack_values<Rows>(values.at(key), values.ahead_of(key), rows.head_dim,
+    const RowPointer key_rows = keys.at(key);
+    pack_keys<Rows>(key_rows, keys.ahead_of(key), rows.head_dim, kTileKeys, key_words + k);
+    if constexpr (Rows::kIsScaled) Rows::scales(key_rows.scales).store(key_scales + k);
+    const RowPointer value_rows = values.at(key);
+    pack_values<Rows>(value_rows, values.ahead_of(key), rows.head_dim,
                       value_words + k / Math::kValuesPerWord * rows.head_dim);
+    if constexpr (Rows::kIsScaled) Rows::scales(value_rows.scales).store(value_scales + k);
   }
   const int num_chunks = divide_up(num_rows, kMaxRowsAtOnce);
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const int row = chunk * num_rows / num_chunks, stop = (chunk + 1) * num_rows / num_chunks;
     const Visibility visible(rows, row, stop, first, end, scoring);
     if (visible.num_vecs > 0)
-      kAttendTile<Math>[stop - row - 1][visible.num_vecs - 1](rows, row, tile, scoring, visible.is_partial);
+      kAttendTile<Math, Rows::kIsScaled>[stop - row - 1][visible.num_vecs - 1](rows, row, tile, scoring, visible.is_partial);
   }
 }
 
 template <class Rows, int kRows>
-void attend_few(const QueryRows& rows, const PagedRows<typename Rows::Element>& keys,
-                const PagedRows<typename Rows::Element>& values, int first, int end, const Scoring& scoring) {
+void attend_few(const QueryRows& rows, const PagedRows<Rows::kType>& keys, const PagedRows<Rows::kType>& values,
+                int first, int end, const Scoring& scoring) {
   using Math = typename Rows::Math;
   const bool is_partial = first + kTileKeys > end || Visibility(rows, 0, kRows, first, end, scoring).is_partial;
-  alignas(64) float scores[kRows * kTileKeys];
-  for (int key = first; key < end; key += kLanes)
+  alignas(64) float scores[kRows * kTileKeys], value_scales[kTileKeys];
+  for (int key = first; key < end; key += kLanes) {
     multiply_sixteen<Rows, kRows>(rows.query, keys.at(key), keys.ahead_of(key), rows.head_dim, scores + (key - first));
-  weigh_rows<Math, kTileVecs>(rows, 0, kRows, first, end, scoring, is_partial, scores);
+    if constexpr (Rows::kIsScaled) Rows::scales(values.scales_at(key)).store(value_scales + (key - first));
+  }
+  weigh_rows<Math, Rows::kIsScaled, kTileVecs>(rows, 0, kRows, first, end, scoring, is_partial, value_scales, scores);
   for (int key = first; key < end; key += kLanes)
     add_sixteen<Rows, kRows>(scores + (key - first) / Math::kValuesPerWord, values.at(key), values.ahead_of(key),
                              rows.head_dim, rows.weighted);
@@ -99,9 +106,8 @@ void attend_few(const QueryRows& rows, const PagedRows<typename Rows::Element>& 
 template <class Rows>
 void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv, const KeyRange& range,
                  const KeyRange& next, const Scoring& scoring, float* memory, const ScratchLayout& layout) {
-  using Element = typename Rows::Element;
-  Element* gathered = reinterpret_cast<Element*>(memory + layout.gathered);
-  const PagedRows<Element> keys(kv.keys, kv, range, next, gathered), values(kv.values, kv, range, next, gathered);
+  uint8_t* gathered = reinterpret_cast<uint8_t*>(memory + layout.gathered);
+  const PagedRows<Rows::kType> keys(kv.keys, kv, range, next, gathered), values(kv.values, kv, range, next, gathered);
   // To be repeatable, tiles begin at the same keys for every row, wherever a window begins.
   const int start = is_repeatable ? range.begin / kTileKeys * kTileKeys : range.begin / kLanes * kLanes;
   for (int first = start; first < range.end; first += kTileKeys) {
@@ -115,6 +121,18 @@ void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const 
         attend_packed<Rows>(rows, num_rows, keys, values, first, end, scoring, memory + layout.keys,
                             memory + layout.values);
     }
+  }
+}
+
+using AttendKeys = decltype(&attend_keys<Float32Rows>);
+
+AttendKeys attend_keys_of(KvType type) {
+  switch (type) {
+    case KvType::kBFloat16: return attend_keys<BFloat16Rows>;
+    case KvType::kInt8: return attend_keys<Int8Rows>;
+    case KvType::kFp8: return attend_keys<Fp8Rows>;
+    case KvType::kInt4: return attend_keys<Int4Rows>;
+    default: return attend_keys<Float32Rows>;
   }
 }
 
@@ -194,7 +212,7 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
   const ScratchLayout layout(plan.max_rows(), head_dim);
   float* memory = static_cast<float*>(scratch);
   const bool is_float = kv.type == KvType::kFloat32;
-  const int values_per_word = is_float ? 1 : BFloat16Rows::Math::kValuesPerWord;
+  const int values_per_word = is_float ? 1 : NarrowMath::kValuesPerWord;
   const QueryRows rows{memory + layout.query,  memory + layout.weighted, memory + layout.sums,
                        memory + layout.maxima, head_dim / values_per_word, head_dim,
                        group_size,             item.first_position};
@@ -202,7 +220,7 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
     const float* from = query + (item.first_row + row / group_size) * query_stride +
                         (item.kv_head * group_size + row % group_size) * head_dim;
     float* to = rows.query + row * rows.num_words;
-    is_float ? Float32Math::make_words(from, head_dim, to) : BFloat16Rows::Math::make_words(from, head_dim, to);
+    is_float ? Float32Math::make_words(from, head_dim, to) : NarrowMath::make_words(from, head_dim, to);
   }
   std::fill_n(rows.weighted, num_rows * head_dim, 0.0f);
   std::fill_n(rows.sums, num_rows * kLanes, 0.0f);
@@ -217,8 +235,8 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
             some.key_end};
   };
   const AttentionItem& next = plan.item(std::min(index + plan.num_threads(), plan.num_items() - 1));
-  (is_float ? attend_keys<Float32Rows> : attend_keys<BFloat16Rows>)(
-      rows, num_rows, plan.is_repeatable(), kv, range_of(item), range_of(next), scoring, memory, layout);
+  attend_keys_of(kv.type)(rows, num_rows, plan.is_repeatable(), kv, range_of(item), range_of(next), scoring, memory,
+                          layout);
 
   for (int row = 0; row < num_rows; ++row) {
     const float sum = Vec::load(rows.sums + row * kLanes).sum();

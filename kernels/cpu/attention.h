@@ -2,25 +2,16 @@
 //
 // Owns how a step's attention is cut into work, and the work. Opens no threads and allocates nothing but the plan's
 // own tables. The arithmetic is in attention_tile.h and, for a few rows, in attention_few.h; the forms of the cache
-// are in kv_rows.h, its blocks in paged_rows.h; rows are written to it by rope_kv.h.
+// are in kv_form.h and kv_rows.h, its blocks in paged_rows.h; rows are written to it by rope_kv.h.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "kv_form.h"
+
 namespace pagedd::cpu {
-
-enum class KvType { kFloat32, kBFloat16 };
-
-// One layer's cache. Offsets into it may exceed 32 bits.
-struct KvLayer {
-  void* keys;    // [num_blocks, num_kv_heads, block_size, head_dim]
-  void* values;  // the same
-  KvType type;
-  int64_t num_blocks;
-  int num_kv_heads, block_size, head_dim;  // head_dim: a multiple of 16
-};
 
 // The step's sequences, as in engine/batch.py.
 struct AttentionBatch {

@@ -44,12 +44,13 @@ inline Vec join_quarters(Vec a, Vec b, Vec c, Vec d) {
 #endif
 }
 
-// scores[r][k] = query[r] · keys[k] for 16 keys, head_dim apart; scores are kTileKeys apart.
+// scores[r][k] = query[r] · keys[k] for 16 keys; scores are kTileKeys apart.
 template <class Rows, int kRows>
-void multiply_sixteen(const float* query, const typename Rows::Element* keys, const typename Rows::Element* ahead,
-                      int head_dim, float* scores) {
+void multiply_sixteen(const float* query, RowPointer keys, RowPointer ahead, int head_dim, float* scores) {
   using Math = typename Rows::Math;
   const int num_words = head_dim / Math::kValuesPerWord;
+  const int row_bytes = value_bytes(Rows::kType, head_dim);
+  fetch_scales<Rows>(ahead, head_dim);
   Vec quarters[kRows][4];
   for (int four = 0; four < 4; ++four) {
     Vec sum[kRows][4];
@@ -59,9 +60,9 @@ void multiply_sixteen(const float* query, const typename Rows::Element* keys, co
       Vec word[kRows];
       for (int r = 0; r < kRows; ++r) word[r] = Math::load_words(query + r * num_words + w, count);
       for (int k = 0; k < 4; ++k) {
-        const int offset = (four * 4 + k) * head_dim;
-        const Vec key = Rows::load(keys + offset, w, count);
-        __builtin_prefetch(ahead + offset + w * Math::kValuesPerWord);
+        const int index = four * 4 + k;
+        const Vec key = Rows::load(row_after(Rows::kType, keys, index, head_dim), w, count);
+        __builtin_prefetch(ahead.values + index * row_bytes + value_bytes(Rows::kType, w * Math::kValuesPerWord));
         for (int r = 0; r < kRows; ++r) sum[r][k] = Math::multiply_add(word[r], key, sum[r][k]);
       }
     };
@@ -70,24 +71,28 @@ void multiply_sixteen(const float* query, const typename Rows::Element* keys, co
     if (w < num_words) add(w, kLanes / 2);
     for (int r = 0; r < kRows; ++r) quarters[r][four] = sum_quarters(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
   }
-  for (int r = 0; r < kRows; ++r)
-    join_quarters(quarters[r][0], quarters[r][1], quarters[r][2], quarters[r][3]).store(scores + r * kTileKeys);
+  for (int r = 0; r < kRows; ++r) {
+    Vec score = join_quarters(quarters[r][0], quarters[r][1], quarters[r][2], quarters[r][3]);
+    if constexpr (Rows::kIsScaled) score = score * Rows::scales(keys.scales);
+    score.store(scores + r * kTileKeys);
+  }
 }
 
 // weighted[r] += Σ_k weights[r][k] · values[k] for 16 keys, and kVecs × 16 dimensions from d on.
 template <class Rows, int kRows, int kVecs>
-void add_sixteen(const float* weights, const typename Rows::Element* values, const typename Rows::Element* ahead,
-                 int head_dim, int d, float* weighted) {
+void add_sixteen(const float* weights, RowPointer values, RowPointer ahead, int head_dim, int d, float* weighted) {
   using Math = typename Rows::Math;
   constexpr int kStep = Math::kValuesPerWord;
+  const int row_bytes = value_bytes(Rows::kType, head_dim);
   Vec sum[kRows][kVecs];
   for (int r = 0; r < kRows; ++r)
     for (int j = 0; j < kVecs; ++j) sum[r][j] = Vec::load(weighted + r * head_dim + d + j * kLanes);
   for (int k = 0; k < kLanes; k += kStep) {
     Vec value[kVecs];
-    load_values<Rows, kVecs>(values + k * head_dim, head_dim, d, value);
+    load_values<Rows, kVecs>(row_after(Rows::kType, values, k, head_dim), head_dim, d, value);
     for (int i = 0; i < kStep; ++i)
-      for (int j = 0; j < kVecs; j += kStep) __builtin_prefetch(ahead + (k + i) * head_dim + d + j * kLanes);
+      for (int j = 0; j < kVecs; j += kStep)
+        __builtin_prefetch(ahead.values + (k + i) * row_bytes + value_bytes(Rows::kType, d + j * kLanes));
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = Vec::all(weights[r * kTileKeys + k / kStep]);
       for (int j = 0; j < kVecs; ++j) sum[r][j] = Math::multiply_add(weight, value[j], sum[r][j]);
@@ -98,8 +103,8 @@ void add_sixteen(const float* weights, const typename Rows::Element* values, con
 }
 
 template <class Rows, int kRows>
-void add_sixteen(const float* weights, const typename Rows::Element* values, const typename Rows::Element* ahead,
-                 int head_dim, float* weighted) {
+void add_sixteen(const float* weights, RowPointer values, RowPointer ahead, int head_dim, float* weighted) {
+  fetch_scales<Rows>(ahead, head_dim);
   int d = 0;
   for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes)
     add_sixteen<Rows, kRows, 4>(weights, values, ahead, head_dim, d, weighted);

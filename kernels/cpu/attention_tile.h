@@ -38,6 +38,9 @@ struct QueryRows {
 struct KeyTile {
   const float* keys;    // [num_words, kTileKeys]
   const float* values;  // [kTileKeys / kValuesPerWord, head_dim]
+  // [kTileKeys] each, where the form of the cache leaves them out of its words.
+  const float* key_scales;
+  const float* value_scales;
   int first_key, end_key;
 };
 
@@ -51,7 +54,7 @@ struct Scoring {
 // 2^x, relative error below 2e-7 (minimax polynomial of degree 5 on [−½, ½]); 0 far below.
 inline Vec exp2(Vec x) {
 #if !PAGEDD_AVX512
-  x = max(x, Vec::all(-200.0f));
+  x = max(Vec::all(-200.0f), x);  // in this order NaN remains
 #endif
   const Vec n = round(x), r = x - n;
   Vec p = fma(Vec::all(0.001327647129073739f), r, Vec::all(0.009675540961325169f));
@@ -65,7 +68,7 @@ inline Vec exp2(Vec x) {
     std::memcpy(&bits, &p.v[i], 4);
     bits += uint32_t(int32_t(n.v[i])) << 23;
     std::memcpy(&p.v[i], &bits, 4);
-    p.v[i] = n.v[i] < -125.0f ? 0.0f : p.v[i];
+    p.v[i] = n.v[i] < -125.0f ? 0.0f : x.v[i] == x.v[i] ? p.v[i] : x.v[i];
   }
   return p;
 #endif
@@ -80,8 +83,9 @@ inline bool any_above(Vec x, float limit) {
 }
 
 // scores[r][k] = query[r] · keys[k], for kRows rows and kVecs × 16 keys; scores are kTileKeys apart.
-template <class Math, int kRows, int kVecs>
-void multiply_keys(const float* query, const float* keys, int num_words, float* scores) {
+template <class Math, bool kIsScaled, int kRows, int kVecs>
+void multiply_keys(const float* query, const KeyTile& tile, int num_words, float* scores) {
+  const float* keys = tile.keys;
   Vec sum[kRows][kVecs];
   for (int r = 0; r < kRows; ++r)
     for (int j = 0; j < kVecs; ++j) sum[r][j] = Vec::zero();
@@ -93,8 +97,11 @@ void multiply_keys(const float* query, const float* keys, int num_words, float* 
       for (int j = 0; j < kVecs; ++j) sum[r][j] = Math::multiply_add(word, key[j], sum[r][j]);
     }
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int j = 0; j < kVecs; ++j) sum[r][j].store(scores + r * kTileKeys + j * kLanes);
+  for (int j = 0; j < kVecs; ++j) {
+    [[maybe_unused]] const Vec scale = kIsScaled ? Vec::load(tile.key_scales + j * kLanes) : Vec::zero();
+    for (int r = 0; r < kRows; ++r)
+      (kIsScaled ? sum[r][j] * scale : sum[r][j]).store(scores + r * kTileKeys + j * kLanes);
+  }
 }
 
 // weighted[r] += Σ_k weights[r][k] · values[k], for kRows rows and kVecs × 16 dimensions; weights are kTileKeys apart.
@@ -115,9 +122,9 @@ void add_values(const float* weights, const float* values, int num_words, int he
     for (int j = 0; j < kVecs; ++j) sum[r][j].store(weighted + r * head_dim + j * kLanes);
 }
 
-// Turns a row's scores, kVecs × 16 of them, into weights, as words, where they are.
-template <class Math, int kVecs>
-void weigh(const QueryRows& rows, int row, float factor, float* scores) {
+// Turns a row's scores, kVecs × 16 of them, into weights, as words, where they are; with the values' scales if any.
+template <class Math, bool kIsScaled, int kVecs>
+void weigh(const QueryRows& rows, int row, float factor, [[maybe_unused]] const float* value_scales, float* scores) {
   Vec score[kVecs];
   for (int j = 0; j < kVecs; ++j) score[j] = Vec::load(scores + j * kLanes) * Vec::all(factor);
   Vec highest = score[0];
@@ -136,6 +143,7 @@ void weigh(const QueryRows& rows, int row, float factor, float* scores) {
   for (int j = 0; j < kVecs; ++j) {
     score[j] = exp2(score[j] - Vec::all(reference));
     sum = sum + score[j];
+    if constexpr (kIsScaled) score[j] = score[j] * Vec::load(value_scales + j * kLanes);
   }
   sum.store(sums);
   Math::template store_words<kVecs>(score, scores);
@@ -151,9 +159,9 @@ void weigh(const QueryRows& rows, int row, float factor, float* scores) {
 
 // Turns the scores of the rows [first_row, end_row) for the keys [first_key, end_key), and what follows them up to
 // kVecs × 16, into weights. Scores are kTileKeys apart.
-template <class Math, int kVecs>
+template <class Math, bool kIsScaled, int kVecs>
 void weigh_rows(const QueryRows& rows, int first_row, int end_row, int first_key, int end_key, const Scoring& scoring,
-                bool is_masked, float* scores) {
+                bool is_masked, const float* value_scales, float* scores) {
   for (int row = first_row; row < end_row; ++row, scores += kTileKeys) {
     if (scoring.cap_factor != 0.0f) cap_scores(scores, kVecs * kLanes, scoring.cap_factor);
     if (is_masked) {
@@ -161,17 +169,18 @@ void weigh_rows(const QueryRows& rows, int first_row, int end_row, int first_key
       const int begin = scoring.sliding_window ? position - scoring.sliding_window + 1 : first_key;
       mask_scores(scores, kVecs * kLanes, begin - first_key, end - first_key, kMasked / scoring.factor);
     }
-    weigh<Math, kVecs>(rows, row, scoring.factor, scores);
+    weigh<Math, kIsScaled, kVecs>(rows, row, scoring.factor, value_scales, scores);
   }
 }
 
 // Rows [first_row, first_row + kRows) against the first kVecs × 16 keys of the tile.
-template <class Math, int kRows, int kVecs>
+template <class Math, bool kIsScaled, int kRows, int kVecs>
 void attend_tile(const QueryRows& rows, int first_row, const KeyTile& tile, const Scoring& scoring, bool is_masked) {
   alignas(64) float scores[kRows * kTileKeys];
-  multiply_keys<Math, kRows, kVecs>(rows.query + size_t(first_row) * rows.num_words, tile.keys, rows.num_words, scores);
-  weigh_rows<Math, kVecs>(rows, first_row, first_row + kRows, tile.first_key, tile.end_key, scoring, is_masked,
-                          scores);
+  const float* query = rows.query + size_t(first_row) * rows.num_words;
+  multiply_keys<Math, kIsScaled, kRows, kVecs>(query, tile, rows.num_words, scores);
+  weigh_rows<Math, kIsScaled, kVecs>(rows, first_row, first_row + kRows, tile.first_key, tile.end_key, scoring,
+                                     is_masked, tile.value_scales, scores);
 
   constexpr int kWords = kVecs * kLanes / Math::kValuesPerWord;
   const int head_dim = rows.head_dim;

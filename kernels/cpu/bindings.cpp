@@ -14,6 +14,23 @@ Form form_of(const std::string& name) {
   throw std::invalid_argument("weight form '" + name + "': use float32, bf16, int8 or int4");
 }
 
+KvType kv_type_of(const std::string& form) {
+  if (form == "float32") return KvType::kFloat32;
+  if (form == "bf16") return KvType::kBFloat16;
+  if (form == "int8") return KvType::kInt8;
+  if (form == "fp8") return KvType::kFp8;
+  if (form == "int4") return KvType::kInt4;
+  throw std::invalid_argument("KV form '" + form + "': use float32, bf16, int8, fp8 or int4");
+}
+
+torch::ScalarType scalar_type_of(KvType type) {
+  switch (type) {
+    case KvType::kFloat32: return torch::kFloat32;
+    case KvType::kBFloat16: return torch::kBFloat16;
+    default: return torch::kUInt8;
+  }
+}
+
 template <class T>
 const T* data(const torch::Tensor& tensor, torch::ScalarType type, const char* name) {
   TORCH_CHECK(tensor.is_contiguous() && tensor.device().is_cpu() && tensor.scalar_type() == type, name,
@@ -108,16 +125,19 @@ class TorchDecoder {
     ++num_layers_;
   }
 
-  // Shapes and dtypes are those of engine/batch.py; kv is the whole cache. Returns [num_rows, vocabulary] float32.
+  // Shapes and dtypes are those of engine/batch.py; kv is the whole cache, [layers, 2, blocks, kv heads, …], in the
+  // form of that name. Returns [num_rows, vocabulary] float32.
   torch::Tensor forward(const torch::Tensor& token_ids, const torch::Tensor& cos, const torch::Tensor& sin,
                         const torch::Tensor& slots, const torch::Tensor& query_starts,
                         const torch::Tensor& context_lens, const torch::Tensor& block_tables,
-                        const torch::Tensor& logits_rows, const torch::Tensor& kv) {
-    TORCH_CHECK(kv.dim() == 6 && kv.size(0) == num_layers_ && kv.size(3) == num_kv_heads_ && kv.size(5) == head_dim_ &&
-                    kv.is_contiguous(),
-                "kv: [layers, 2, blocks, kv heads, block size, head size] of this model is expected");
-    const bool is_float = kv.scalar_type() == torch::kFloat32;
-    TORCH_CHECK(is_float || kv.scalar_type() == torch::kBFloat16, "kv: float32 or bfloat16 is expected");
+                        const torch::Tensor& logits_rows, const torch::Tensor& kv, const std::string& kv_form,
+                        int block_size) {
+    const KvType kv_type = kv_type_of(kv_form);
+    TORCH_CHECK(kv.dim() >= 4 && kv.size(0) == num_layers_ && kv.size(1) == 2 && kv.size(3) == num_kv_heads_ &&
+                    int64_t(kv.nbytes()) == num_layers_ * 2 * kv.size(2) * num_kv_heads_ *
+                                                record_bytes(kv_type, block_size, int(head_dim_)) &&
+                    kv.is_contiguous() && kv.scalar_type() == scalar_type_of(kv_type),
+                "kv: all layers of this model's cache are expected, in blocks of ", block_size, " and as ", kv_form);
     const Batch batch{
         int(token_ids.size(0)),
         data<int64_t>(token_ids, torch::kInt64, "token_ids"),
@@ -131,8 +151,7 @@ class TorchDecoder {
         data<int64_t>(logits_rows, torch::kInt64, "logits_rows"),
     };
     auto logits = torch::empty({logits_rows.size(0), vocab_size_});
-    const KvCache cache{static_cast<uint8_t*>(kv.data_ptr()), is_float ? KvType::kFloat32 : KvType::kBFloat16,
-                        kv.size(2), int(kv.size(4))};
+    const KvCache cache{static_cast<uint8_t*>(kv.data_ptr()), kv_type, kv.size(2), block_size};
     const pybind11::gil_scoped_release release;
     decoder_.forward(batch, cache, at::get_num_threads(), logits.data_ptr<float>());
     return logits;
@@ -178,5 +197,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            py::arg("sliding_window"))
       .def("forward", &TorchDecoder::forward, py::arg("token_ids"), py::arg("cos"), py::arg("sin"), py::arg("slots"),
            py::arg("query_starts"), py::arg("context_lens"), py::arg("block_tables"), py::arg("logits_rows"),
-           py::arg("kv"));
+           py::arg("kv"), py::arg("kv_form"), py::arg("block_size"));
 }

@@ -98,8 +98,8 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
   const size_t misaligned = reinterpret_cast<uintptr_t>(memory_.data()) % kAlignment;
   lay_out(memory_.data() + (misaligned ? kAlignment - misaligned : 0));
 
-  const size_t kv_plane = size_t(kv.num_blocks) * shape_.num_kv_heads * kv.block_size * shape_.head_dim *
-                          (kv.type == KvType::kFloat32 ? 4 : 2);
+  const size_t kv_plane =
+      size_t(kv.num_blocks) * shape_.num_kv_heads * record_bytes(kv.type, kv.block_size, shape_.head_dim);
 #pragma omp parallel num_threads(num_threads)
   {
     Member member(phases, omp_get_thread_num());
@@ -109,8 +109,7 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
     });
     for (size_t index = 0; index < layers_.size(); ++index) {
       uint8_t* keys = kv.data + 2 * index * kv_plane;
-      const KvLayer kv_layer{keys, keys + kv_plane, kv.type, kv.num_blocks, shape_.num_kv_heads, kv.block_size,
-                             shape_.head_dim};
+      const KvLayer kv_layer{keys, keys + kv_plane, kv.type, shape_.num_kv_heads, kv.block_size, shape_.head_dim};
       run_layer(layers_[index], kv_layer, batch, scratch, member);
     }
     // Only the rows that somebody samples from go on: the head is the largest product of all.

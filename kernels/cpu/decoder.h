@@ -45,7 +45,7 @@ struct Batch {
   const int64_t* logits_rows;
 };
 
-// [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
+// [num_layers, 2, num_blocks, num_kv_heads] records
 struct KvCache {
   uint8_t* data;
   KvType type;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "attention.h"
+#include "kv_form.h"
 #include "vector_math.h"
 
 namespace pagedd::cpu {
@@ -14,31 +14,37 @@ struct KeyRange {
   int kv_head, begin, end;
 };
 
+// Bytes in which 16 rows can be gathered, whatever their form.
+constexpr size_t gathered_bytes(int head_dim) { return size_t(kLanes) * head_dim * sizeof(float); }
+
 // One plane, keys or values, of a range. `next` is the range that this thread is likely to turn to then.
-template <class Element>
+template <KvType kType>
 class PagedRows {
  public:
-  PagedRows(const void* plane, const KvLayer& kv, const KeyRange& range, const KeyRange& next, Element* gathered)
-      : plane_(static_cast<const Element*>(plane)), kv_(kv), range_(range), next_(next), gathered_(gathered) {}
+  // gathered: gathered_bytes.
+  PagedRows(uint8_t* plane, const KvLayer& kv, const KeyRange& range, const KeyRange& next, uint8_t* gathered)
+      : plane_(plane), kv_(kv), range_(range), next_(next), gathered_(gathered) {}
 
-  // The rows of positions first … first + 15, head_dim apart; `first` is a multiple of 16. Where they do not lie
-  // together, or are not all of the range, they are gathered, zero outside it: what is multiplied by a weight of zero
-  // must be finite. Good until the next call.
-  const Element* at(int first) const {
-    if (lies_together() && first >= range_.begin && first + kLanes <= range_.end) return row(range_, first);
-    Element* to = gathered_;
-    for (int position = first; position < first + kLanes; ++position, to += kv_.head_dim) {
-      if (position < range_.begin || position >= range_.end)
-        std::fill_n(to, kv_.head_dim, Element(0));
-      else
-        std::copy_n(row(range_, position), kv_.head_dim, to);
-    }
-    return gathered_;
+  // The rows of positions first … first + 15; `first` is a multiple of 16. Where they do not lie together, or are not
+  // all of the range, they are gathered, zero outside it: what is multiplied by a weight of zero must be finite. Good
+  // until the next call.
+  RowPointer at(int first) const {
+    if (is_in_place(first)) return row(range_, first);
+    gather(first, value_bytes(kType, kv_.head_dim), &RowPointer::values, gathered_);
+    return {gathered_, scales_at(first)};
+  }
+
+  // Only the scales of the same rows.
+  uint8_t* scales_at(int first) const {
+    if (is_in_place(first)) return row(range_, first).scales;
+    uint8_t* scales = gathered_ + kLanes * value_bytes(kType, kv_.head_dim);
+    gather(first, scale_bytes(kType, kv_.head_dim), &RowPointer::scales, scales);
+    return scales;
   }
 
   // What to fetch while those at `first` are used: the rows kFetchAhead positions on, in the next range past the end.
-  const Element* ahead_of(int first) const {
-    if (!lies_together()) return gathered_;
+  RowPointer ahead_of(int first) const {
+    if (!lies_together()) return {gathered_, gathered_};
     const int position = first + kFetchAhead;
     if (position < range_.end) return row(range_, position);
     const int past = position - round_up(range_.end), last = round_up(next_.end) - kLanes;
@@ -53,15 +59,28 @@ class PagedRows {
 
   bool lies_together() const { return kv_.block_size % kLanes == 0; }
 
-  const Element* row(const KeyRange& range, int position) const {
-    const int64_t block = range.table[position / kv_.block_size], offset = position % kv_.block_size;
-    return plane_ + ((block * kv_.num_kv_heads + range.kv_head) * kv_.block_size + offset) * kv_.head_dim;
+  bool is_in_place(int first) const {
+    return lies_together() && first >= range_.begin && first + kLanes <= range_.end;
   }
 
-  const Element* plane_;
+  void gather(int first, int row_bytes, uint8_t* RowPointer::* part, uint8_t* to) const {
+    for (int position = first; position < first + kLanes; ++position, to += row_bytes) {
+      if (position < range_.begin || position >= range_.end)
+        std::fill_n(to, row_bytes, uint8_t(0));
+      else
+        std::copy_n(row(range_, position).*part, row_bytes, to);
+    }
+  }
+
+  RowPointer row(const KeyRange& range, int position) const {
+    const int64_t block = range.table[position / kv_.block_size];
+    return row_of(kType, kv_, plane_, block, range.kv_head, position % kv_.block_size);
+  }
+
+  uint8_t* plane_;
   const KvLayer& kv_;
   KeyRange range_, next_;
-  Element* gathered_;
+  uint8_t* gathered_;
 };
 
 }  // namespace pagedd::cpu

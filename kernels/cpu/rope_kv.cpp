@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kv_quantize.h"
 #include "vector_math.h"
 
 namespace pagedd::cpu {
@@ -25,13 +26,15 @@ void rotate(float* __restrict x, const float* __restrict cos, const float* __res
   }
 }
 
-void store_row(const float* x, int size, KvType type, void* plane, int64_t row) {
+void store_row(const float* x, int size, KvType type, RowPointer to) {
   if (type == KvType::kFloat32) {
-    std::memcpy(static_cast<float*>(plane) + row * size, x, size * sizeof(float));
-    return;
+    std::memcpy(to.values, x, size * sizeof(float));
+  } else if (type == KvType::kBFloat16) {
+    uint16_t* values = reinterpret_cast<uint16_t*>(to.values);
+    for (int d = 0; d < size; ++d) values[d] = to_bfloat16(x[d]);
+  } else {
+    quantize_row(type, x, size, to);
   }
-  uint16_t* to = static_cast<uint16_t*>(plane) + row * size;
-  for (int d = 0; d < size; ++d) to[d] = to_bfloat16(x[d]);
 }
 
 }  // namespace
@@ -48,13 +51,13 @@ void rope_and_write_kv(float* qkv, int64_t stride, int64_t first_row, int64_t en
       if (norm) normalise(x, norm, head_dim, eps);
       rotate(x, cos + row * half, sin + row * half, half);
     }
-    const int64_t block = slots[row] / kv.block_size, offset = slots[row] % kv.block_size;
+    const int64_t block = slots[row] / kv.block_size;
+    const int offset = int(slots[row] % kv.block_size);
     const float* keys = heads + int64_t(num_heads) * head_dim;
     const float* values = keys + int64_t(kv.num_kv_heads) * head_dim;
     for (int head = 0; head < kv.num_kv_heads; ++head) {
-      const int64_t slot_row = (block * kv.num_kv_heads + head) * kv.block_size + offset;
-      store_row(keys + head * head_dim, head_dim, kv.type, kv.keys, slot_row);
-      store_row(values + head * head_dim, head_dim, kv.type, kv.values, slot_row);
+      store_row(keys + head * head_dim, head_dim, kv.type, row_of(kv.type, kv, kv.keys, block, head, offset));
+      store_row(values + head * head_dim, head_dim, kv.type, row_of(kv.type, kv, kv.values, block, head, offset));
     }
   }
 }

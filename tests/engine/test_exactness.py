@@ -25,6 +25,7 @@ from pagedd.engine.runner import ModelRunner
 from pagedd.engine.sampler import Sampler
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
+from pagedd.kernels.kv_form import form_of
 
 NUM_OUTPUT_TOKENS = 10
 NEAR_TIE = 1e-3
@@ -122,7 +123,7 @@ def run_engine(model: LoadedModel, setting: Setting, prompts: list[list[int]]) -
         enable_prefix_caching=setting.caching,
         num_speculative_tokens=setting.num_guesses,
     )
-    storage = KVStorage(model.config, num_blocks, setting.block_size, model.dtype, model.device)
+    storage = KVStorage(model.config, num_blocks, setting.block_size, form_of(model.dtype), model.device)
     blocks = BlockManager(num_blocks, setting.block_size, enable_prefix_caching=setting.caching)
     engine = Engine(ModelRunner(model.model, storage, Sampler(), model.device), Scheduler(config, blocks))
     answers: list[list[int]] = [[] for _ in prompts]

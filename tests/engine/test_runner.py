@@ -1,6 +1,7 @@
 """A step as tensors, the order of what is drawn, and the factory that makes a runner from settings."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +10,21 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import ModelConfig
+from pagedd.engine.model.cpu_decoder import KV_FORMS
+from pagedd.engine.model.load import LoadedModel
 from pagedd.engine.request import Request
-from pagedd.engine.runner import MAX_DRAWN_TOGETHER, MIN_DRAWN_TOGETHER, ModelRunner, build_batch, create_runner
+from pagedd.engine.runner import (
+    MAX_DRAWN_TOGETHER,
+    MIN_DRAWN_TOGETHER,
+    ModelRunner,
+    _kv_form,
+    build_batch,
+    create_runner,
+)
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
+from pagedd.kernels.kv_form import FORMS
 
 CPU = torch.device("cpu")
 
@@ -92,7 +103,7 @@ class GreedySampler:
 @pytest.fixture
 def storage() -> KVStorage:
     config = ModelConfig(architecture="x", vocab_size=50, num_layers=1, num_kv_heads=1, head_dim=2, max_position=99)
-    storage = KVStorage(config, num_blocks=8, block_size=4, dtype=torch.float32, device=CPU)
+    storage = KVStorage(config, num_blocks=8, block_size=4, form=FORMS["float32"], device=CPU)
     storage.layer(0).copy_(torch.arange(8).view(1, 8, 1, 1, 1).expand(2, 8, 1, 4, 2))
     return storage
 
@@ -205,7 +216,36 @@ def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
 
 def test_the_kv_cache_may_be_narrower_than_the_activations(folder) -> None:
     _, info = make(folder, num_blocks=2, kv_cache_dtype="bf16")
-    assert (info.dtype, info.kv_cache_dtype) == ("float32", "bfloat16")
+    assert (info.dtype, info.kv_cache_dtype) == ("float32", "bf16")
+
+
+@pytest.mark.parametrize(("form", "num_bytes"), [("int8", 2 * 2 * 1 * 12), ("fp8", 2 * 2 * 1 * 12), ("int4", 32)])
+def test_a_quantized_cache_serves_and_says_what_a_token_takes(folder, caplog, form, num_bytes) -> None:
+    with caplog.at_level(logging.INFO):
+        runner, info = make(folder, num_blocks=4, kv_cache_dtype=form)  # the warm-up fills it
+    assert (info.dtype, info.kv_cache_dtype, info.kv_bytes_per_token) == ("float32", form, num_bytes)
+    assert f"{form}, {num_bytes} bytes a token" in caplog.text
+    assert runner._storage.num_bytes == 4 * 16 * num_bytes
+
+
+def test_an_unknown_form_of_the_cache_is_refused_with_those_there_are(folder) -> None:
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'int3', .* float32, bf16, fp16, int8, fp8, int4; use one"):
+        make(folder, num_blocks=2, kv_cache_dtype="int3")
+
+
+def test_a_form_that_only_torch_reads_is_refused_where_the_cpp_decoder_serves(folder) -> None:
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, int4;"):
+        _kv_form("fp16", loaded_with(kv_forms=KV_FORMS))
+
+
+def test_the_form_of_the_cache_follows_the_weights_unless_it_is_asked_for() -> None:
+    assert _kv_form("auto", loaded_with(has_quantized_weights=True)).name == "int8"
+    assert _kv_form("auto", loaded_with(has_quantized_weights=False)).name == "bf16"
+    assert _kv_form("float32", loaded_with(has_quantized_weights=True, kv_forms=KV_FORMS)).name == "float32"
+
+
+def loaded_with(**attributes) -> LoadedModel:
+    return LoadedModel(SimpleNamespace(**attributes), None, CPU, torch.bfloat16)  # type: ignore[arg-type]
 
 
 def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:

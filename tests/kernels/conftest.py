@@ -6,13 +6,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from pagedd.kernels.kv_form import FORMS
+from pagedd.kernels.layout import KVLayer, QuantizedLayer
+
 
 @dataclass(frozen=True, eq=False)
 class Paged:
     """Satisfies `kernels.layout.PagedBatch`, and carries the tensors that go with it."""
 
     query: torch.Tensor
-    kv_layer: torch.Tensor
+    kv_layer: KVLayer
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     block_tables: torch.Tensor
@@ -30,9 +33,15 @@ def make_paged(
     num_kv_heads: int = 2,
     head_dim: int = 8,
     dtype: torch.dtype = torch.float32,
+    form: str | None = None,
     seed: int = 0,
 ) -> Paged:
-    """Blocks are scattered over the pool, and every slot that no sequence wrote holds NaN."""
+    """Blocks are scattered over the pool, and every slot that no sequence wrote holds NaN.
+
+    `dtype` is that of query and cache; a `form` is that of the cache instead, quantized from float32.
+    """
+    if form is not None and FORMS[form].dtype is not None:
+        dtype, form = FORMS[form].dtype, None
     generator = torch.Generator().manual_seed(seed)
     query_lens, contexts = [q for q, _ in lens], [c for _, c in lens]
     num_blocks = [-(-c // block_size) for c in contexts]
@@ -49,7 +58,7 @@ def make_paged(
         slots += [table[j // block_size] * block_size + j % block_size for j in range(context - query_len, context)]
     return Paged(
         query=torch.randn(sum(query_lens), num_heads, head_dim, generator=generator).to(dtype),
-        kv_layer=kv_layer,
+        kv_layer=kv_layer if form is None else quantize_layer(kv_layer, form),
         query_starts=torch.tensor([0, *torch.tensor(query_lens).cumsum(0)], dtype=torch.int32),
         context_lens=torch.tensor(contexts, dtype=torch.int32),
         block_tables=tables,
@@ -58,6 +67,17 @@ def make_paged(
         max_context_len=max(contexts),
         num_decodes=next((i for i, q in enumerate(query_lens) if q != 1), len(lens)),
     )
+
+
+def quantize_layer(kv_layer: torch.Tensor, form: str) -> QuantizedLayer:
+    """A float layer in a quantized form; padding holds what a careless read would show."""
+    *outer, block_size, head_dim = kv_layer.shape
+    data = torch.full((*outer, FORMS[form].record_bytes(block_size, head_dim)), 0xFF, dtype=torch.uint8)
+    layer = QuantizedLayer(data, FORMS[form], block_size, head_dim)
+    values, scales = layer.form.quantize(kv_layer)
+    layer.values.copy_(values)
+    layer.scales.copy_(scales)
+    return layer
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from pagedd.kernels import cpu, reference
+from pagedd.kernels.kv_form import FORMS, form_of
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, block_size_of
 
 FLAGS = {"native": [], "portable": ["-mno-avx512f", "-O2"]}
-# The dot products of bfloat16 round queries and weights; without them bfloat16 is widened, and only read.
-TOLERANCE = {("native", torch.bfloat16): 1e-2}
+TYPES = {"float32": 0, "bf16": 1, "int8": 2, "fp8": 3, "int4": 4}  # KvType
+QUANTIZED = ("int8", "fp8", "int4")
 SOURCES = Path(cpu.__file__).parent
 
 
@@ -33,17 +35,12 @@ class Driver:
         """Returns the attended rows and the number of items that the step was cut into."""
         query = batch.query.float().contiguous()
         output = torch.full_like(query, float("nan"))
-        _, num_blocks, num_kv_heads, block_size, head_dim = batch.kv_layer.shape
+        head_dim = query.shape[-1]
         num_items = self.library.attend(
             pointer(query),
             pointer(output),
             ctypes.c_int64(query.shape[1] * head_dim),
-            pointer(batch.kv_layer),
-            int(batch.kv_layer.dtype == torch.float32),
-            ctypes.c_int64(num_blocks),
-            query.shape[1],
-            num_kv_heads,
-            block_size,
+            *cache_arguments(batch.kv_layer, query.shape[1]),
             head_dim,
             pointer(batch.query_starts),
             pointer(batch.context_lens),
@@ -59,7 +56,6 @@ class Driver:
         return output, num_items
 
     def rope_and_write(self, qkv, num_heads, cos, sin, norms, slots, kv_layer) -> None:
-        _, num_blocks, num_kv_heads, block_size, head_dim = kv_layer.shape
         self.library.rope_and_write(
             pointer(qkv),
             ctypes.c_int64(qkv[0].numel()),
@@ -70,18 +66,25 @@ class Driver:
             *(norm if norm is None else pointer(norm) for norm in norms),
             ctypes.c_float(1e-6),
             pointer(slots),
-            pointer(kv_layer),
-            int(kv_layer.dtype == torch.float32),
-            ctypes.c_int64(num_blocks),
-            num_kv_heads,
-            block_size,
-            head_dim,
+            *cache_arguments(kv_layer),
+            qkv.shape[-1],
         )
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
     assert tensor.is_contiguous()
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def form_name(kv_layer: KVLayer) -> str:
+    return kv_layer.form.name if isinstance(kv_layer, QuantizedLayer) else form_of(kv_layer.dtype).name
+
+
+def cache_arguments(kv_layer: KVLayer, *num_heads: int) -> tuple:
+    data = kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer
+    _, num_blocks, num_kv_heads, *_ = data.shape
+    kind = TYPES[form_name(kv_layer)]
+    return pointer(data), kind, ctypes.c_int64(num_blocks), *num_heads, num_kv_heads, block_size_of(kv_layer)
 
 
 @pytest.fixture(scope="module", params=list(FLAGS))
@@ -98,38 +101,56 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def check(driver: Driver, batch, **options) -> None:
     """The driver's rows against the specification's, which are taken in float64 of what the cache holds."""
     given = {name: options[name] for name in ("soft_cap", "sliding_window") if name in options}
-    exact = replace(batch, query=batch.query.double())
+    batch = replace(batch, query=narrow(batch))
+    exact = replace(batch, query=batch.query.double(), kv_layer=as_read(driver, batch.kv_layer))
     scale = batch.query.shape[-1] ** -0.5
     expected = reference.paged_attention(exact.query, exact.kv_layer, exact, scale=scale, **given)
     actual, _ = driver.attend(batch, **options)
-    tolerance = TOLERANCE.get((driver.path, batch.kv_layer.dtype), 1e-5)
+    tolerance = tolerance_of(driver, batch.kv_layer)
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def tolerance_of(driver: Driver, kv_layer: KVLayer) -> float:
+    """bfloat16's dot products round weights; without them every form is widened, and only read."""
+    return 1e-5 if driver.path == "portable" or form_name(kv_layer) == "float32" else 6e-3
 
 
-@DTYPES
+def as_read(driver: Driver, kv_layer: KVLayer) -> KVLayer:
+    """What int4 stands for is rounded to bfloat16 where that is multiplied."""
+    if driver.path == "portable" or form_name(kv_layer) != "int4":
+        return kv_layer
+    return kv_layer.form.dequantize(kv_layer.values, kv_layer.scales, kv_layer.head_dim).bfloat16()
+
+
+def narrow(batch) -> torch.Tensor:
+    """The query as bfloat16 where the cache is narrower than float32: those dot products round it."""
+    return batch.query if form_name(batch.kv_layer) == "float32" else batch.query.bfloat16().float()
+
+
+EVERY_FORM = pytest.mark.parametrize("form", list(TYPES))
+
+
+@EVERY_FORM
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (9, 3), (4, 1), (8, 1), (16, 1)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
-def test_grouped_heads_of_every_size_equal_the_reference(driver, paged, dtype, head_dim, num_heads, num_kv_heads):
+def test_grouped_heads_of_every_size_equal_the_reference(driver, paged, form, head_dim, num_heads, num_kv_heads):
     lens = [(1, 1), (1, 70), (3, 3), (7, 19)]
-    batch = paged(lens, block_size=16, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
+    batch = paged(lens, block_size=16, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, form=form)
     check(driver, batch, num_threads=1)
     check(driver, batch, num_threads=2)
 
 
-@DTYPES
+@EVERY_FORM
 @pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32])
 @pytest.mark.parametrize("head_dim", [16, 96, 256])
-def test_any_block_size_equals_the_reference(driver, paged, dtype, block_size, head_dim):
+def test_any_block_size_equals_the_reference(driver, paged, form, block_size, head_dim):
     lens = [(1, 33), (2, 50), (20, 20)]
-    batch = paged(lens, block_size=block_size, num_heads=2, num_kv_heads=1, head_dim=head_dim, dtype=dtype)
+    batch = paged(lens, block_size=block_size, num_heads=2, num_kv_heads=1, head_dim=head_dim, form=form)
     check(driver, batch, num_threads=1)
     check(driver, batch, num_threads=2)
 
 
-@DTYPES
+@EVERY_FORM
 @pytest.mark.parametrize("num_threads", [2, 3, 8])
 @pytest.mark.parametrize(
     "lens",
@@ -141,16 +162,16 @@ def test_any_block_size_equals_the_reference(driver, paged, dtype, block_size, h
     ],
     ids=str,
 )
-def test_contexts_split_over_threads_equal_the_reference(driver, paged, dtype, lens, num_threads):
-    batch = paged(lens, block_size=16, num_heads=6, num_kv_heads=2, head_dim=64, dtype=dtype)
+def test_contexts_split_over_threads_equal_the_reference(driver, paged, form, lens, num_threads):
+    batch = paged(lens, block_size=16, num_heads=6, num_kv_heads=2, head_dim=64, form=form)
     check(driver, batch, num_threads=num_threads)
 
 
-@DTYPES
+@EVERY_FORM
 @pytest.mark.parametrize("num_threads", [1, 4])
 @pytest.mark.parametrize("options", [{"soft_cap": 2.0}, {"sliding_window": 1}, {"sliding_window": 37}], ids=str)
-def test_windows_and_caps_equal_the_reference(driver, paged, dtype, options, num_threads):
-    batch = paged([(1, 150), (80, 80), (1, 20)], block_size=16, num_heads=2, num_kv_heads=1, head_dim=64, dtype=dtype)
+def test_windows_and_caps_equal_the_reference(driver, paged, form, options, num_threads):
+    batch = paged([(1, 150), (80, 80), (1, 20)], block_size=16, num_heads=2, num_kv_heads=1, head_dim=64, form=form)
     check(driver, batch, num_threads=num_threads, **options)
 
 
@@ -168,9 +189,10 @@ def test_blocks_that_the_window_has_left_are_not_looked_at(driver, paged):
     torch.testing.assert_close(actual, expected)
 
 
-@DTYPES
-def test_a_long_prefill_equals_the_reference_where_its_tiles_end(driver, paged, dtype):
-    batch = paged([(140, 170)], block_size=16, num_heads=3, num_kv_heads=1, head_dim=64, dtype=dtype)
+@EVERY_FORM
+def test_a_long_prefill_equals_the_reference_where_its_tiles_end(driver, paged, form):
+    batch = paged([(140, 170)], block_size=16, num_heads=3, num_kv_heads=1, head_dim=64, form=form)
+    batch = replace(batch, query=narrow(batch))
     whole, _ = driver.attend(batch, num_threads=2)
     rows = [0, 1, 62, 63, 64, 65, 127, 128, 139]  # 64 rows are an item
     for row in rows:
@@ -182,15 +204,15 @@ def test_a_long_prefill_equals_the_reference_where_its_tiles_end(driver, paged, 
             context_lens=torch.tensor([position + 1], dtype=torch.int32),
         )
         exact = alone.query.double()
-        expected = reference.paged_attention(exact, alone.kv_layer, alone, scale=64**-0.5)
-        tolerance = TOLERANCE.get((driver.path, dtype), 1e-5)
+        expected = reference.paged_attention(exact, as_read(driver, alone.kv_layer), alone, scale=64**-0.5)
+        tolerance = tolerance_of(driver, batch.kv_layer)
         torch.testing.assert_close(whole[row : row + 1].double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@DTYPES
+@EVERY_FORM
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 37}], ids=str)
-def test_with_one_thread_a_row_alone_equals_itself_among_others_to_the_last_bit(driver, paged, dtype, options):
-    batch = paged([(1, 90), (85, 150)], block_size=16, num_heads=3, num_kv_heads=1, head_dim=64, dtype=dtype)
+def test_with_one_thread_a_row_alone_equals_itself_among_others_to_the_last_bit(driver, paged, form, options):
+    batch = paged([(1, 90), (85, 150)], block_size=16, num_heads=3, num_kv_heads=1, head_dim=64, form=form)
     together, _ = driver.attend(batch, **options)
     for row in range(85):
         alone = replace(
@@ -203,20 +225,24 @@ def test_with_one_thread_a_row_alone_equals_itself_among_others_to_the_last_bit(
         assert torch.equal(driver.attend(alone, **options)[0][0], together[1 + row])
 
 
-@DTYPES
-def test_scores_that_differ_by_hundreds_do_not_overflow(driver, paged, dtype):
-    batch = paged([(1, 100), (30, 90)], block_size=16, num_heads=2, num_kv_heads=2, head_dim=64, dtype=dtype)
+@EVERY_FORM
+def test_scores_that_differ_by_hundreds_do_not_overflow(driver, paged, form):
+    batch = paged([(1, 100), (30, 90)], block_size=16, num_heads=2, num_kv_heads=2, head_dim=64, form=form)
     batch.query.mul_(64)
     check(driver, batch, num_threads=3)
 
 
-def test_offsets_may_exceed_32_bits(driver, paged):
-    small = paged([(1, 70), (4, 40)], block_size=32, num_heads=8, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
-    num_blocks = 2**31 // small.kv_layer[0, 0].numel() + small.kv_layer.shape[1]
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+def test_offsets_may_exceed_32_bits(driver, paged, form):
+    small = paged([(1, 70), (4, 40)], block_size=32, num_heads=8, num_kv_heads=8, head_dim=128, form=form)
+    data = bits(small.kv_layer)
+    num_blocks = 2**32 // data[0, 0].nbytes + data.shape[1]
     # Address space only: but for the last blocks no page is ever touched.
-    pool = torch.empty(2, num_blocks, *small.kv_layer.shape[2:], dtype=torch.bfloat16)
-    shift = num_blocks - small.kv_layer.shape[1]
-    pool[:, shift:] = small.kv_layer
+    pool = torch.empty(2, num_blocks, *data.shape[2:], dtype=data.dtype)
+    shift = num_blocks - data.shape[1]
+    pool[:, shift:] = data
+    if form in QUANTIZED:
+        pool = replace(small.kv_layer, data=pool)
     large = replace(small, kv_layer=pool, block_tables=small.block_tables + shift)
     assert torch.equal(driver.attend(large, num_threads=2)[0], driver.attend(small, num_threads=2)[0])
 
@@ -237,10 +263,10 @@ def test_a_step_is_cut_into_items(driver, paged, lens, num_threads, num_items):
     assert driver.attend(batch, num_threads=num_threads)[1] == num_items
 
 
-@DTYPES
 @pytest.mark.parametrize("has_norms", [False, True])
+@EVERY_FORM
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
-def test_rows_are_normalised_rotated_and_written(driver, dtype, head_dim, has_norms):
+def test_rows_are_normalised_rotated_and_written(driver, form, head_dim, has_norms):
     generator = torch.Generator().manual_seed(head_dim)
     qkv = torch.randn(4, 9, head_dim, generator=generator)  # 5 query, 2 key and 2 value heads
     angles = torch.randn(4, head_dim // 2, generator=generator) * 100
@@ -253,13 +279,72 @@ def test_rows_are_normalised_rotated_and_written(driver, dtype, head_dim, has_no
             x.copy_(reference.rms_norm(x, norm, 1e-6))
         reference.apply_rope(x, angles.cos(), angles.sin())
 
-    kv_layer = torch.full((2, 3, 2, 4, head_dim), 7.0, dtype=dtype)
-    expected = kv_layer.clone()
+    kv_layer, expected = make_layer(form, head_dim), make_layer(form, head_dim)
     cos, sin = angles.cos(), angles.sin()
     driver.rope_and_write(qkv, 5, cos, sin, norms if has_norms else [None, None], slots, kv_layer)
     torch.testing.assert_close(qkv, exact, rtol=1e-5, atol=1e-5)
-    reference.write_kv(qkv[:, 5:7].to(dtype), qkv[:, 7:].to(dtype), expected, slots)
-    assert torch.equal(kv_layer, expected)
+    reference.write_kv(qkv[:, 5:7], qkv[:, 7:], expected, slots)
+    assert torch.equal(bits(kv_layer), bits(expected))
+
+
+def make_layer(form: str, head_dim: int) -> KVLayer:
+    """Three blocks of four slots, two heads, full of sevens."""
+    if form not in QUANTIZED:
+        return torch.full((2, 3, 2, 4, head_dim), 7.0, dtype=FORMS[form].dtype)
+    data = torch.full((2, 3, 2, FORMS[form].record_bytes(4, head_dim)), 7, dtype=torch.uint8)
+    return QuantizedLayer(data, FORMS[form], 4, head_dim)
+
+
+def bits(kv_layer: KVLayer) -> torch.Tensor:
+    return kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_any_row_is_quantized_as_specified_to_the_last_bit(driver, form, head_dim):
+    generator = torch.Generator().manual_seed(head_dim)
+    sizes = 10.0 ** torch.linspace(-40, 38, 200)[:, None, None]
+    rows = torch.randn(200, 1, head_dim, generator=generator) * sizes
+    few = torch.randint(-3, 4, (200, 1, head_dim), generator=generator) / 4 + 100  # ties, and a width below the offset
+    special = torch.zeros(8, 1, head_dim)
+    special[1] = -0.0
+    special[2] = 3.0
+    special[3] = -3.0
+    special[4, :, 5] = float("nan")
+    special[5, :, 15] = float("inf")
+    special[6, :, 0] = float("-inf")
+    special[7, :, ::2] = 3e38
+    special[7, :, 1::2] = -3e38
+    values = torch.cat([rows, few, -few, special])
+    num_rows = len(values)
+    qkv = torch.cat([values, values, values.flip(0)], dim=1)
+    data = torch.full((2, num_rows, 1, FORMS[form].record_bytes(1, head_dim)), 7, dtype=torch.uint8)
+    written = QuantizedLayer(data, FORMS[form], 1, head_dim)
+    ones = torch.ones(num_rows, head_dim // 2)
+    slots = torch.arange(num_rows)
+    driver.rope_and_write(qkv, 1, ones, ones * 0, [None, None], slots, written)
+    for plane, x in enumerate((qkv[:, 1], qkv[:, 2])):
+        expected_values, expected_scales = FORMS[form].quantize(x)
+        assert torch.equal(written.values[plane, :, 0, 0], expected_values)
+        assert torch.equal(written.scales[plane, :, 0, 0], expected_scales)
+
+
+@EVERY_FORM
+@pytest.mark.parametrize("plane", [0, 1], ids=["key", "value"])
+def test_nan_in_the_cache_comes_out_as_nan_and_only_where_it_is_seen(driver, paged, form, plane):
+    batch = paged([(1, 40), (30, 30), (1, 20)], block_size=16, num_heads=2, num_kv_heads=2, head_dim=64, form=form)
+    block = batch.block_tables[0, 1]
+    if form in QUANTIZED:
+        batch.kv_layer.scales[plane, block, 1, 3] = torch.tensor([0xC0, 0x7F], dtype=torch.uint8).repeat(
+            FORMS[form].scale_bytes(64) // 2
+        )
+    else:
+        batch.kv_layer[plane, block, 1, 3] = float("nan")
+    for num_threads in (1, 2):
+        output, _ = driver.attend(batch, num_threads=num_threads)
+        assert output[0, 1].isnan().all()
+        assert output[0, 0].isfinite().all()
+        assert output[1:].isfinite().all()
 
 
 def test_bfloat16_is_rounded_to_nearest_even(driver):

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagedd.kernels import reference, torch_ops
+from pagedd.kernels.kv_form import KVForm
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -163,3 +164,56 @@ def test_any_batch_equals_the_reference(paged, decodes, chunks, block_size, wind
     if lens:
         batch = paged(lens, block_size=block_size, num_heads=2 * group, num_kv_heads=2, head_dim=4, seed=seed)
         close(*attend_both(batch, sliding_window=window, soft_cap=soft_cap))
+
+
+FORMS = pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+
+
+@FORMS
+@pytest.mark.parametrize(("block_size", "head_dim"), [(4, 8), (8, 80), (1, 16)], ids=str)
+def test_quantized_rows_are_written_as_the_reference_writes_them(paged, form, block_size, head_dim) -> None:
+    qkv = torch.randn(4, 7, head_dim)
+    layer, expected = (paged([(1, 9)], block_size=block_size, head_dim=head_dim, form=form).kv_layer for _ in range(2))
+    slots = torch.tensor([3, 0, 2, 1])
+    torch_ops.write_kv(qkv[:, 3:5], qkv[:, 5:7], layer, slots)
+    reference.write_kv(qkv[:, 3:5], qkv[:, 5:7], expected, slots)
+    assert torch.equal(layer.data, expected.data)
+
+
+@FORMS
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 5}, {"soft_cap": 1.5}], ids=str)
+def test_attention_over_a_quantized_cache_equals_the_reference(paged, form, options) -> None:
+    for head_dim in (8, 80):
+        batch = paged([(1, 40), (1, 3), (1, 1), (5, 12), (3, 3)], head_dim=head_dim, form=form)
+        y, expected = attend_both(batch, **options)
+        assert y.isfinite().all()
+        close(y, expected)
+
+
+@FORMS
+def test_products_over_a_quantized_cache_are_taken_in_the_querys_dtype(paged, form) -> None:
+    batch = paged([(1, 20), (4, 9)], form=form)
+    query = batch.query.bfloat16()
+    close(
+        torch_ops.paged_attention(query, batch.kv_layer, batch, scale=0.5),
+        reference.paged_attention(query, batch.kv_layer, batch, scale=0.5),
+    )
+
+
+def test_only_the_gathered_blocks_are_dequantized(paged, monkeypatch) -> None:
+    monkeypatch.setattr(torch_ops, "MAX_GATHERED_SLOTS", 32)
+    batch = paged([(1, 16)] * 4, block_size=4, num_kv_heads=2, form="int8")
+    seen = []
+    dequantize = KVForm.dequantize
+    monkeypatch.setattr(
+        KVForm, "dequantize", lambda self, values, *rest: seen.append(len(values)) or dequantize(self, values, *rest)
+    )
+    torch_ops.paged_attention(batch.query, batch.kv_layer, batch, scale=1.0)
+    assert seen == [2 * 4 * 2] * 4  # two sequences of four blocks and two heads: keys, values, and the other two's
+
+
+def test_a_quantized_layers_parts_are_views_of_it(paged) -> None:
+    layer = paged([(1, 9)], form="int4", head_dim=80).kv_layer
+    assert layer.values.data_ptr() == layer.data.data_ptr()
+    assert layer.scales.data_ptr() == layer.data.data_ptr() + 4 * 40
+    assert layer.scales.shape == (*layer.data.shape[:3], 4, 12)

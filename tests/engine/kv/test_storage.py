@@ -1,5 +1,7 @@
 """Sizing with numbers, and the one tensor that holds all KV."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.kv import storage
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.model.config import ModelConfig
+from pagedd.kernels.kv_form import FORMS
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30
@@ -73,20 +76,19 @@ def test_an_exact_number_of_blocks_has_the_same_figures() -> None:
 
 
 def test_storage_has_the_documented_layout() -> None:
-    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, dtype=torch.float32, device=CPU)
+    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, form=FORMS["float32"], device=CPU)
     assert kv.layer(2).shape == (2, 5, 2, 4, 8)
-    assert KVStorage.bytes_per_token(CONFIG, torch.float32) == 3 * 2 * 2 * 8 * 4
-    assert kv.bytes_per_block == 4 * 384
+    assert KVStorage.bytes_per_block(CONFIG, FORMS["float32"], 4) == 4 * 384
     assert kv.num_bytes == 5 * 4 * 384
 
 
 def test_layers_are_views_of_one_allocation() -> None:
-    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, dtype=torch.bfloat16, device=CPU)
+    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, form=FORMS["bf16"], device=CPU)
     assert kv.layer(1).data_ptr() - kv.layer(0).data_ptr() == kv.num_bytes // 3
 
 
 def test_block_copies_reach_every_layer_and_touch_nothing_else() -> None:
-    kv = KVStorage(CONFIG, num_blocks=6, block_size=4, dtype=torch.float32, device=CPU)
+    kv = KVStorage(CONFIG, num_blocks=6, block_size=4, form=FORMS["float32"], device=CPU)
     for index in range(3):
         kv.layer(index).copy_(torch.randn(2, 6, 2, 4, 8))
     before = [kv.layer(index).clone() for index in range(3)]
@@ -96,12 +98,12 @@ def test_block_copies_reach_every_layer_and_touch_nothing_else() -> None:
 
 
 def test_no_copies_is_nothing_to_do() -> None:
-    KVStorage(CONFIG, num_blocks=1, block_size=4, dtype=torch.float32, device=CPU).copy_blocks([])
+    KVStorage(CONFIG, num_blocks=1, block_size=4, form=FORMS["float32"], device=CPU).copy_blocks([])
 
 
 def test_an_allocation_that_fails_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match=r"no_kv_memory: .*lower num_blocks"):
-        KVStorage(CONFIG, num_blocks=2**45, block_size=4, dtype=torch.float32, device=CPU)
+        KVStorage(CONFIG, num_blocks=2**45, block_size=4, form=FORMS["float32"], device=CPU)
 
 
 def test_free_memory_of_a_cpu_is_what_the_machine_or_the_control_group_still_gives(monkeypatch) -> None:
@@ -114,3 +116,48 @@ def test_free_memory_of_a_cpu_is_what_the_machine_or_the_control_group_still_giv
 
 def test_free_memory_of_this_machine_is_positive() -> None:
     assert free_bytes(CPU) > MIB
+
+
+def test_a_quantized_pool_is_records_of_values_and_scales() -> None:
+    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, form=FORMS["int8"], device=CPU)
+    layer = kv.layer(2)
+    assert layer.data.shape == (2, 5, 2, 64)  # 4 rows of 8 values and a scale of 2 bytes, in one cache line
+    assert (layer.block_size, layer.head_dim, layer.form.name) == (4, 8, "int8")
+    assert kv.num_bytes == 5 * KVStorage.bytes_per_block(CONFIG, FORMS["int8"], 4) == 5 * 3 * 2 * 2 * 64
+
+
+def test_block_copies_take_the_scales_along() -> None:
+    kv = KVStorage(CONFIG, num_blocks=4, block_size=4, form=FORMS["int4"], device=CPU)
+    kv.data.copy_(torch.randint(256, kv.data.shape, generator=torch.Generator().manual_seed(0)))
+    before = kv.data.clone()
+    kv.copy_blocks([(0, 3), (1, 2)])
+    assert torch.equal(kv.data, before[:, :, [0, 1, 1, 0]])
+
+
+def test_a_cpus_pool_asks_for_huge_pages_and_is_cache_line_aligned() -> None:
+    kv = KVStorage(CONFIG, num_blocks=1000, block_size=16, form=FORMS["int8"], device=CPU)
+    assert kv.data.data_ptr() % 64 == 0
+    flags = _mapping_flags(kv.data.data_ptr())
+    if flags is None or not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no huge pages, or does not tell")
+    assert "hg" in flags
+
+
+def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch) -> None:
+    monkeypatch.setattr(storage.mmap, "MADV_HUGEPAGE", -1)  # no such advice: EINVAL
+    kv = KVStorage(CONFIG, num_blocks=2, block_size=4, form=FORMS["float32"], device=CPU)
+    kv.data.fill_(1.0)
+    assert kv.data.sum() == kv.data.numel()
+
+
+def _mapping_flags(address: int) -> list[str] | None:
+    """Of the mapping that holds the address; None where the kernel does not tell."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(part, 16) for part in first.split("-"))
+            is_inside = begin <= address < end
+        elif is_inside and first == "VmFlags:":
+            return line.split()[1:]
+    return None

@@ -15,6 +15,7 @@ from pagedd.engine.runner import build_batch
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import ScheduledSequence
+from pagedd.kernels.kv_form import FORMS, form_of
 
 
 def _save_tiny(folder: Path, config: Any) -> Any:
@@ -32,7 +33,11 @@ def _save_tiny(folder: Path, config: Any) -> Any:
 
 
 def _paged_logits(
-    loaded: LoadedModel, prompts: list[list[int]], steps: list[dict[int, int]], block_size: int = 8
+    loaded: LoadedModel,
+    prompts: list[list[int]],
+    steps: list[dict[int, int]],
+    block_size: int = 8,
+    kv_form: str | None = None,
 ) -> list[dict[int, torch.Tensor]]:
     """Runs `steps`, each of which says how many tokens of which prompt it computes.
 
@@ -40,7 +45,8 @@ def _paged_logits(
         for each prompt, position → logits, [vocab_size], at the last position of every chunk.
     """
     num_blocks = [-(-len(prompt) // block_size) for prompt in prompts]
-    kv = KVStorage(loaded.config, sum(num_blocks), block_size, loaded.dtype, loaded.device)
+    form = form_of(loaded.dtype) if kv_form is None else FORMS[kv_form]
+    kv = KVStorage(loaded.config, sum(num_blocks), block_size, form, loaded.device)
     scattered = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = [
         Sequence(

@@ -87,6 +87,27 @@ def test_narrower_forms_stay_close_and_every_row_count_sees_the_same_weights(
         assert (whole[index][last] - mixed[index][last]).abs().max() < 0.03 * scale
 
 
+@pytest.mark.parametrize(("form", "tolerance"), [("int8", 0.02), ("fp8", 0.25), ("int4", 0.6)])
+def test_a_quantized_cache_stays_close_and_torch_operations_read_it_alike(
+    tiny, load, paged_logits, monkeypatch, form, tolerance
+) -> None:
+    folder, _ = tiny(make_config("llama", 4, 2, 80))
+    prompts = random_prompts(29, 13)
+    loaded = load(folder)
+    exact = paged_logits(loaded, prompts, MIXED)
+    quantized = paged_logits(loaded, prompts, MIXED, kv_form=form)
+    monkeypatch.setenv("PAGEDD_KERNELS", "torch")
+    over_torch = load(folder)
+    assert isinstance(over_torch.model, Decoder)
+    alike = paged_logits(over_torch, prompts, MIXED, kv_form=form)
+    for index, rows in enumerate(exact):
+        for position, logits in rows.items():
+            scale = logits.abs().max()
+            difference = (quantized[index][position] - logits).abs().max()
+            assert 0 < difference < tolerance * scale
+            assert (quantized[index][position] - alike[index][position]).abs().max() < 0.05 * scale
+
+
 def test_auto_keeps_a_gguf_files_own_numbers(model_gguf) -> None:
     loaded = load_model(EngineConfig(model=str(model_gguf), device="cpu"), lambda share, what: None)
     assert set(loaded.model.forms) == {"int4", "int8"}

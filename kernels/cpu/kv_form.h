@@ -1,0 +1,63 @@
+// The forms of a KV cache: where the rows of a block and head lie, and how many bytes they take.
+//
+// The same as kernels/kv_form.py, which specifies the numbers. kv_rows.h reads the forms, kv_quantize.h writes them.
+#pragma once
+
+#include <cstdint>
+
+namespace pagedd::cpu {
+
+enum class KvType { kFloat32, kBFloat16, kInt8, kFp8, kInt4 };
+
+constexpr int kInt4Group = 32;  // dimensions that share a scale and an offset; a head's last group may be half
+
+// Of one row of one head; head_dim: a multiple of 16.
+constexpr int value_bytes(KvType type, int head_dim) {
+  switch (type) {
+    case KvType::kFloat32: return 4 * head_dim;
+    case KvType::kBFloat16: return 2 * head_dim;
+    case KvType::kInt4: return head_dim / 2;
+    default: return head_dim;
+  }
+}
+
+// A bfloat16 a row; int4: scale and offset, bfloat16 each, a group.
+constexpr int scale_bytes(KvType type, int head_dim) {
+  switch (type) {
+    case KvType::kInt8:
+    case KvType::kFp8: return 2;
+    case KvType::kInt4: return 4 * ((head_dim + kInt4Group - 1) / kInt4Group);
+    default: return 0;
+  }
+}
+
+// A record is what lies together: the rows of a block for one head, values first, then their scales. Quantized ones
+// are padded to whole cache lines.
+constexpr int64_t record_bytes(KvType type, int block_size, int head_dim) {
+  const int64_t bytes = int64_t(block_size) * (value_bytes(type, head_dim) + scale_bytes(type, head_dim));
+  return scale_bytes(type, head_dim) ? (bytes + 63) / 64 * 64 : bytes;
+}
+
+// A row, or the first of some that follow each other. `scales` leads nowhere where the form has none.
+struct RowPointer {
+  uint8_t* values;
+  uint8_t* scales;
+};
+
+// One layer's cache. Offsets into it may exceed 32 bits.
+struct KvLayer {
+  uint8_t* keys;    // [num_blocks, num_kv_heads] records
+  uint8_t* values;  // the same
+  KvType type;
+  int num_kv_heads, block_size, head_dim;  // head_dim: a multiple of 16
+};
+
+// The row of position `offset` of a block, in `plane`, which is kv.keys or kv.values. `type` is kv.type, apart so that a
+// compiler may know it.
+inline RowPointer row_of(KvType type, const KvLayer& kv, uint8_t* plane, int64_t block, int kv_head, int offset) {
+  const int row_bytes = value_bytes(type, kv.head_dim);
+  uint8_t* record = plane + (block * kv.num_kv_heads + kv_head) * record_bytes(type, kv.block_size, kv.head_dim);
+  return {record + offset * row_bytes, record + kv.block_size * row_bytes + offset * scale_bytes(type, kv.head_dim)};
+}
+
+}  // namespace pagedd::cpu
