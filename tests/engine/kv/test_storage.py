@@ -1,7 +1,5 @@
 """Sizing with numbers, and the one tensor that holds all KV."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -134,30 +132,6 @@ def test_block_copies_take_the_scales_along() -> None:
     assert torch.equal(kv.data, before[:, :, [0, 1, 1, 0]])
 
 
-def test_a_cpus_pool_asks_for_huge_pages_and_is_cache_line_aligned() -> None:
+def test_a_cpus_pool_begins_on_a_cache_line() -> None:
     kv = KVStorage(CONFIG, num_blocks=1000, block_size=16, form=FORMS["int8"], device=CPU)
     assert kv.data.data_ptr() % 64 == 0
-    flags = _mapping_flags(kv.data.data_ptr())
-    if flags is None or not Path("/sys/kernel/mm/transparent_hugepage").exists():
-        pytest.skip("this kernel has no huge pages, or does not tell")
-    assert "hg" in flags
-
-
-def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch) -> None:
-    monkeypatch.setattr(storage.mmap, "MADV_HUGEPAGE", -1)  # no such advice: EINVAL
-    kv = KVStorage(CONFIG, num_blocks=2, block_size=4, form=FORMS["float32"], device=CPU)
-    kv.data.fill_(1.0)
-    assert kv.data.sum() == kv.data.numel()
-
-
-def _mapping_flags(address: int) -> list[str] | None:
-    """Of the mapping that holds the address; None where the kernel does not tell."""
-    is_inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
-            begin, end = (int(part, 16) for part in first.split("-"))
-            is_inside = begin <= address < end
-        elif is_inside and first == "VmFlags:":
-            return line.split()[1:]
-    return None
