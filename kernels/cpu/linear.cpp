@@ -223,9 +223,11 @@ Sums<rows, tiles> multiply_tiles(const Linear& linear, int first_tile, Inputs x)
   return start;
 }
 
-// One register block and what becomes of it.
+// One register block and what becomes of it. Inputs by reference: a copy would be read in wider pieces than it was just
+// written in, and wait for them.
 template <int rows, int tiles>
-void multiply_block(const Linear& linear, Inputs x, int first_tile, Epilogue epilogue, float* y, int64_t y_stride) {
+void multiply_block(const Linear& linear, const Inputs& x, int first_tile, Epilogue epilogue, float* y,
+                    int64_t y_stride) {
   const Sums<rows, tiles> sums = multiply_tiles<rows, tiles>(linear, first_tile, x);
   for (int r = 0; r < rows; ++r) {
     float* out = y + r * y_stride;
@@ -240,7 +242,7 @@ void multiply_block(const Linear& linear, Inputs x, int first_tile, Epilogue epi
   }
 }
 
-using Block = void (*)(const Linear&, Inputs, int, Epilogue, float*, int64_t);
+using Block = void (*)(const Linear&, const Inputs&, int, Epilogue, float*, int64_t);
 constexpr Block kBlocks[kTilesAtOnce][kMaxRows] = {
     {multiply_block<1, 1>, multiply_block<2, 1>, multiply_block<3, 1>, multiply_block<4, 1>, multiply_block<5, 1>},
     {multiply_block<1, 2>, multiply_block<2, 2>, multiply_block<3, 2>, multiply_block<4, 2>, multiply_block<5, 2>},
