@@ -22,8 +22,8 @@ class KVStorage:
     """`[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`, keys first, then values.
 
     In a quantized form uint8 `[num_layers, 2, num_blocks, num_kv_heads, record_bytes]`: a block is a block in either.
-    The memory is not cleared, so that on a CPU a page costs nothing until a block in it is first written. Huge pages would
-    make attention a tenth quicker, and the first use of a pool slower by more: each clears 2 MiB, in every plane.
+    The memory is not cleared, so that on a CPU a page costs nothing until a block in it is first written. Huge pages
+    would make attention a tenth quicker, and the first use of a pool slower by more: each clears 2 MiB, in every plane.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.d
     if (asked := os.environ.get(ops.BACKEND_VARIABLE)) is not None:
         return f"{ops.BACKEND_VARIABLE}={asked} asks for it"
     if dtype not in (torch.float32, torch.bfloat16):
-        return f"the C++ kernels keep KV in float32 or bfloat16, not in {dtype}"
+        return f"the C++ kernels compute in float32 or bfloat16, not in {dtype}"
     return unfit_for_cpu(config)
 
 

@@ -49,7 +49,7 @@ template <class Rows, int kRows>
 void multiply_sixteen(const float* query, RowPointer keys, RowPointer ahead, int head_dim, float* scores) {
   using Math = typename Rows::Math;
   const int num_words = head_dim / Math::kValuesPerWord;
-  const int row_bytes = value_bytes(Rows::kType, head_dim);
+  const int64_t row_bytes = value_bytes(Rows::kType, head_dim);
   fetch_scales<Rows>(ahead, head_dim);
   Vec quarters[kRows][4];
   for (int four = 0; four < 4; ++four) {
@@ -83,7 +83,7 @@ template <class Rows, int kRows, int kVecs>
 void add_sixteen(const float* weights, RowPointer values, RowPointer ahead, int head_dim, int d, float* weighted) {
   using Math = typename Rows::Math;
   constexpr int kStep = Math::kValuesPerWord;
-  const int row_bytes = value_bytes(Rows::kType, head_dim);
+  const int64_t row_bytes = value_bytes(Rows::kType, head_dim);
   Vec sum[kRows][kVecs];
   for (int r = 0; r < kRows; ++r)
     for (int j = 0; j < kVecs; ++j) sum[r][j] = Vec::load(weighted + r * head_dim + d + j * kLanes);

@@ -12,7 +12,7 @@ namespace {
 constexpr int kRowStep = 8;   // rows that a thread takes at once where rows are independent
 constexpr int kStreamedRows = 8;
 constexpr size_t kPhasesOfLayer = 10;  // four products, each with its inputs; rope; attention
-constexpr size_t kPhasesBesideLayers = 3;
+constexpr size_t kPhasesBesideLayers = 4;
 constexpr size_t kAlignment = 64;
 
 // y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019)
@@ -44,6 +44,7 @@ int tile_step(const Linear& linear, int num_rows, int num_threads) {
 struct Decoder::Scratch {
   const int num_threads;
   float* residual;    // [num_tokens, hidden_size]
+  float* sampled;     // [num_logits_rows, hidden_size], the residual of the rows that somebody samples from
   float* qkv;         // [num_tokens, qkv_size]
   float* attended;    // [num_tokens, query_size]
   float* inner;       // [num_tokens, intermediate_size]
@@ -71,8 +72,11 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
     const size_t rows = scratch.prepares_alone(int(num_rows)) ? num_rows * num_threads : num_rows;
     prepared_bytes = std::max(prepared_bytes, rows * prepared_row_bytes(linear.form, linear.in_features));
   };
-  for (const Linear* linear : {&layers_[0].qkv, &layers_[0].output, &layers_[0].gate_up, &layers_[0].down})
-    want(*linear, num_tokens);
+  for (const Layer& layer : layers_)
+    for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+      want(*linear, num_tokens);
+      want(*linear, batch.num_logits_rows);
+    }
   want(head_, batch.num_logits_rows);
   const size_t widest = std::max({hidden, shape_.intermediate_size, shape_.query_size()});
   const auto lay_out = [&](uint8_t* base) {
@@ -82,15 +86,18 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
       used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
       return here;
     };
-    const auto floats = [&](size_t width) { return reinterpret_cast<float*>(take(num_tokens * width * sizeof(float))); };
-    scratch.residual = floats(hidden);
-    scratch.qkv = floats(shape_.qkv_size());
-    scratch.attended = floats(shape_.query_size());
-    scratch.inner = floats(shape_.intermediate_size);
+    const auto floats = [&](size_t rows, size_t width) {
+      return reinterpret_cast<float*>(take(rows * width * sizeof(float)));
+    };
+    scratch.residual = floats(num_tokens, hidden);
+    scratch.sampled = floats(batch.num_logits_rows, hidden);
+    scratch.qkv = floats(num_tokens, shape_.qkv_size());
+    scratch.attended = floats(num_tokens, shape_.query_size());
+    scratch.inner = floats(num_tokens, shape_.intermediate_size);
     scratch.prepared = take(prepared_bytes);
     scratch.partial = take(plan_.partial_bytes());
     for (uint8_t*& attention : scratch.attention) attention = take(plan_.scratch_bytes_per_thread());
-    for (float*& row : scratch.row) row = reinterpret_cast<float*>(take(widest * sizeof(float)));
+    for (float*& row : scratch.row) row = floats(1, widest);
     return used;
   };
   const size_t total = lay_out(nullptr) + kAlignment;
@@ -107,16 +114,16 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
       for (int row = begin; row < end; ++row)
         unpack_row(embedding_, batch.token_ids[row], scratch.residual + size_t(row) * hidden);
     });
-    for (size_t index = 0; index < layers_.size(); ++index) {
+    const size_t last = layers_.size() - 1;
+    for (size_t index = 0; index <= last; ++index) {
       uint8_t* keys = kv.data + 2 * index * kv_plane;
       const KvLayer kv_layer{keys, keys + kv_plane, kv.type, shape_.num_kv_heads, kv.block_size, shape_.head_dim};
-      run_layer(layers_[index], kv_layer, batch, scratch, member);
+      run_layer(layers_[index], index == last, kv_layer, batch, scratch, member);
     }
-    // Only the rows that somebody samples from go on: the head is the largest product of all.
     const size_t row_bytes = prepared_row_bytes(head_.form, hidden);
     member.share(batch.num_logits_rows, 1, [&](int begin, int end) {
       for (int row = begin; row < end; ++row) {
-        const float* x = scratch.residual + batch.logits_rows[row] * hidden;
+        const float* x = scratch.sampled + size_t(row) * hidden;
         rms_norm(x, final_norm_, hidden, shape_.rms_norm_eps, scratch.row[member.thread()]);
         prepare_row(head_.form, hidden, scratch.row[member.thread()], scratch.prepared + row * row_bytes);
       }
@@ -138,38 +145,40 @@ int Decoder::widest_window() const {
   return widest;
 }
 
-void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batch, Scratch& scratch, Member& member) {
+void Decoder::run_layer(const Layer& layer, bool is_last, const KvLayer& kv, const Batch& batch, Scratch& scratch,
+                        Member& member) {
   const int num_tokens = batch.num_tokens, hidden = shape_.hidden_size;
   const int query_size = shape_.query_size(), qkv_size = shape_.qkv_size();
   float* const own_row = scratch.row[member.thread()];
-  const bool alone = scratch.prepares_alone(num_tokens);
 
   // y = epilogue(linear · rows), where make_row(row) returns a row of floats.
-  const auto product = [&](const Linear& linear, auto make_row, Epilogue epilogue, float* y, int width) {
+  const auto product = [&](const Linear& linear, int num_rows, auto make_row, Epilogue epilogue, float* y, int width) {
+    const bool alone = scratch.prepares_alone(num_rows);
     const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
-    uint8_t* inputs = scratch.prepared + (alone ? size_t(member.thread()) * num_tokens * row_bytes : 0);
+    uint8_t* inputs = scratch.prepared + (alone ? size_t(member.thread()) * num_rows * row_bytes : 0);
     const auto prepare = [&](int begin, int end) {
       for (int row = begin; row < end; ++row)
         prepare_row(linear.form, linear.in_features, make_row(row), inputs + row * row_bytes);
     };
-    if (!alone) member.share(num_tokens, kRowStep, prepare);
+    if (!alone) member.share(num_rows, kRowStep, prepare);
     bool is_prepared = !alone;
-    const int step = tile_step(linear, num_tokens, scratch.num_threads);
+    const int step = tile_step(linear, num_rows, scratch.num_threads);
     member.share(linear.out_features / kTile, step, [&](int begin, int end) {
       // Only by who holds a piece: as long as it does, no later phase can change what make_row reads.
-      if (!is_prepared) prepare(0, num_tokens);
+      if (!is_prepared) prepare(0, num_rows);
       is_prepared = true;
-      multiply(linear, inputs, 0, num_tokens, begin, end, begin + step * scratch.num_threads, epilogue, y, width);
+      multiply(linear, inputs, 0, num_rows, begin, end, begin + step * scratch.num_threads, epilogue, y, width);
     });
   };
-  const auto normed = [&](const float* weight) {
-    return [&, weight](int row) {
-      rms_norm(scratch.residual + size_t(row) * hidden, weight, hidden, shape_.rms_norm_eps, own_row);
+  const auto normed = [&](const float* rows, const float* weight) {
+    return [&, rows, weight](int row) {
+      rms_norm(rows + size_t(row) * hidden, weight, hidden, shape_.rms_norm_eps, own_row);
       return own_row;
     };
   };
 
-  product(layer.qkv, normed(layer.attention_norm), Epilogue::kStore, scratch.qkv, qkv_size);
+  product(layer.qkv, num_tokens, normed(scratch.residual, layer.attention_norm), Epilogue::kStore, scratch.qkv,
+          qkv_size);
   member.share(num_tokens, kRowStep, [&](int begin, int end) {
     rope_and_write_kv(scratch.qkv, qkv_size, begin, end, shape_.num_heads, batch.cos, batch.sin, layer.query_norm,
                       layer.key_norm, shape_.rms_norm_eps, batch.slots, kv);
@@ -179,20 +188,31 @@ void Decoder::run_layer(const Layer& layer, const KvLayer& kv, const Batch& batc
     attend_item(plan_, batch.attention, item, scratch.qkv, qkv_size, kv, scale, 0.0f, layer.sliding_window,
                 scratch.attended, query_size, scratch.partial, scratch.attention[member.thread()]);
   });
+
+  // From here on no row looks at another: of the last layer's only those go on that somebody samples from.
+  const int num_rows = is_last ? batch.num_logits_rows : num_tokens;
+  float* residual = is_last ? scratch.sampled : scratch.residual;
+  const auto token_of = [&](int row) { return is_last ? batch.logits_rows[row] : int64_t(row); };
+  if (is_last)
+    member.share(num_rows, 1, [&](int row, int) {
+      std::copy_n(scratch.residual + token_of(row) * hidden, hidden, residual + size_t(row) * hidden);
+    });
   const auto combined = [&](int row) -> const float* {
-    float* attended = scratch.attended + size_t(row) * query_size;
-    if (alone) {  // every thread reduces the same partial results, each into its own row
-      std::copy(attended, attended + query_size, own_row);
+    const int64_t token = token_of(row);
+    float* attended = scratch.attended + token * query_size;
+    if (scratch.prepares_alone(num_rows)) {  // every thread reduces the same partial results, each into its own row
+      std::copy_n(attended, query_size, own_row);
       attended = own_row;
     }
-    combine_rows(plan_, row, row + 1, attended - int64_t(row) * query_size, query_size, scratch.partial);
+    combine_rows(plan_, token, token + 1, attended - token * query_size, query_size, scratch.partial);
     return attended;
   };
-  product(layer.output, combined, Epilogue::kAdd, scratch.residual, hidden);
+  product(layer.output, num_rows, combined, Epilogue::kAdd, residual, hidden);
 
-  product(layer.gate_up, normed(layer.mlp_norm), Epilogue::kSiluAndMul, scratch.inner, shape_.intermediate_size);
+  product(layer.gate_up, num_rows, normed(residual, layer.mlp_norm), Epilogue::kSiluAndMul, scratch.inner,
+          shape_.intermediate_size);
   const auto inner = [&](int row) { return scratch.inner + size_t(row) * shape_.intermediate_size; };
-  product(layer.down, inner, Epilogue::kAdd, scratch.residual, hidden);
+  product(layer.down, num_rows, inner, Epilogue::kAdd, residual, hidden);
 }
 
 }  // namespace pagedd::cpu

@@ -67,7 +67,8 @@ class Decoder {
   struct Scratch;
 
   int widest_window() const;  // 0 when a layer has none
-  void run_layer(const Layer& layer, const KvLayer& kv, const Batch& batch, Scratch& scratch, Member& member);
+  void run_layer(const Layer& layer, bool is_last, const KvLayer& kv, const Batch& batch, Scratch& scratch,
+                 Member& member);
 
   Shape shape_;
   Linear embedding_;

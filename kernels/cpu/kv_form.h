@@ -11,8 +11,9 @@ enum class KvType { kFloat32, kBFloat16, kInt8, kFp8, kInt4 };
 
 constexpr int kInt4Group = 32;  // dimensions that share a scale and an offset; a head's last group may be half
 
-// Of one row of one head; head_dim: a multiple of 16.
-constexpr int value_bytes(KvType type, int head_dim) {
+// Of one row of one head; head_dim: a multiple of 16. 64 bits wide, as addresses: in 32 they cost the inner loops of
+// attention a fifth.
+constexpr int64_t value_bytes(KvType type, int head_dim) {
   switch (type) {
     case KvType::kFloat32: return 4 * head_dim;
     case KvType::kBFloat16: return 2 * head_dim;
@@ -22,7 +23,7 @@ constexpr int value_bytes(KvType type, int head_dim) {
 }
 
 // A bfloat16 a row; int4: scale and offset, bfloat16 each, a group.
-constexpr int scale_bytes(KvType type, int head_dim) {
+constexpr int64_t scale_bytes(KvType type, int head_dim) {
   switch (type) {
     case KvType::kInt8:
     case KvType::kFp8: return 2;
@@ -55,7 +56,7 @@ struct KvLayer {
 // The row of position `offset` of a block, in `plane`, which is kv.keys or kv.values. `type` is kv.type, apart so that a
 // compiler may know it.
 inline RowPointer row_of(KvType type, const KvLayer& kv, uint8_t* plane, int64_t block, int kv_head, int offset) {
-  const int row_bytes = value_bytes(type, kv.head_dim);
+  const int64_t row_bytes = value_bytes(type, kv.head_dim);
   uint8_t* record = plane + (block * kv.num_kv_heads + kv_head) * record_bytes(type, kv.block_size, kv.head_dim);
   return {record + offset * row_bytes, record + kv.block_size * row_bytes + offset * scale_bytes(type, kv.head_dim)};
 }

@@ -239,14 +239,14 @@ inline void transpose(Vec (&x)[kLanes]) {
 
 template <class Rows>
 void fetch_scales(RowPointer ahead, int head_dim) {
-  for (int byte = 0; byte < kLanes * scale_bytes(Rows::kType, head_dim); byte += 64)
+  for (int64_t byte = 0; byte < kLanes * scale_bytes(Rows::kType, head_dim); byte += 64)
     __builtin_prefetch(ahead.scales + byte);
 }
 
 // Keys as columns: words[w × stride + k] is word w of row k.
 template <class Rows>
 void pack_keys(RowPointer rows, RowPointer ahead, int head_dim, int stride, float* words) {
-  const int row_bytes = value_bytes(Rows::kType, head_dim);
+  const int64_t row_bytes = value_bytes(Rows::kType, head_dim);
   fetch_scales<Rows>(ahead, head_dim);
   const int num_words = head_dim / Rows::Math::kValuesPerWord;
   Vec x[kLanes];
@@ -292,7 +292,7 @@ void load_values(RowPointer rows, [[maybe_unused]] int head_dim, int d, Vec* wor
 // The values of 16 rows: words[p × head_dim + d] is dimension d of rows p × kValuesPerWord and following.
 template <class Rows>
 void pack_values(RowPointer rows, RowPointer ahead, int head_dim, float* words) {
-  const int row_bytes = value_bytes(Rows::kType, head_dim);
+  const int64_t row_bytes = value_bytes(Rows::kType, head_dim);
   fetch_scales<Rows>(ahead, head_dim);
   constexpr int kStep = Rows::Math::kValuesPerWord;
   const auto pack_columns = [&]<int kVecs>(std::integral_constant<int, kVecs>, int d) {

@@ -63,7 +63,7 @@ class PagedRows {
     return lies_together() && first >= range_.begin && first + kLanes <= range_.end;
   }
 
-  void gather(int first, int row_bytes, uint8_t* RowPointer::* part, uint8_t* to) const {
+  void gather(int first, int64_t row_bytes, uint8_t* RowPointer::* part, uint8_t* to) const {
     for (int position = first; position < first + kLanes; ++position, to += row_bytes) {
       if (position < range_.begin || position >= range_.end)
         std::fill_n(to, row_bytes, uint8_t(0));
