@@ -7,6 +7,7 @@ import torch
 
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
+from pagedd.engine.model import cpu_decoder
 from pagedd.engine.model.cpu_decoder import CpuDecoder
 from pagedd.engine.model.decoder import Decoder
 from pagedd.engine.model.load import load_model
@@ -85,6 +86,24 @@ def test_narrower_forms_stay_close_and_every_row_count_sees_the_same_weights(
         scale = expected.abs().max()
         assert (whole[index][last] - expected).abs().max() < tolerance * scale
         assert (whole[index][last] - mixed[index][last]).abs().max() < 0.03 * scale
+
+
+def test_layers_may_hold_their_weights_in_different_forms(tiny, load, paged_logits, monkeypatch) -> None:
+    pack = cpu_decoder._Packer._pack
+
+    def pack_narrow_first(packer, parts, *rest):
+        packer._form = "int8" if any("layers.0." in name for name in parts) else "float32"
+        return pack(packer, parts, *rest)
+
+    monkeypatch.setattr(cpu_decoder._Packer, "_pack", pack_narrow_first)
+    folder, model = tiny(make_config("llama", 4, 2, 64))
+    loaded = load(folder)
+    assert set(loaded.model.forms) == {"int8", "float32"}
+    prompts = random_prompts(29, 13)
+    for logits in (paged_logits(loaded, prompts, steps) for steps in (WHOLE, MIXED)):
+        for index, prompt in enumerate(prompts):
+            expected = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+            assert (logits[index][len(prompt) - 1] - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 @pytest.mark.parametrize(("form", "tolerance"), [("int8", 0.02), ("fp8", 0.25), ("int4", 0.6)])
