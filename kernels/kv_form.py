@@ -86,10 +86,8 @@ class KVForm:
         steps = scales.contiguous().view(torch.bfloat16).float()
         if self.name == "int4":
             return _dequantize_int4(values, steps.view(*steps.shape[:-1], -1, 2), head_dim)
-        values = values.contiguous()
-        return (
-            (values.view(torch.int8) if self.name == "int8" else values.view(torch.float8_e4m3fn)).float().mul_(steps)
-        )
+        numbers = values.view(torch.int8 if self.name == "int8" else torch.float8_e4m3fn)
+        return numbers.float().mul_(steps)
 
 
 FORMS = {

@@ -6,7 +6,7 @@ physical ones. Knows nothing of sequences or of who fills the tables: see `engin
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -24,6 +24,7 @@ class QuantizedLayer:
 
     Attributes:
         data: [2, num_blocks, num_kv_heads, record_bytes] uint8, keys first; records as in `kv_form.py`.
+            Of what is gathered from it, [num_rows, record_bytes].
     """
 
     data: torch.Tensor
@@ -48,8 +49,10 @@ class QuantizedLayer:
         Args:
             rows: [num_rows] int64, block × num_kv_heads + head each. Only these are read.
         """
-        values, scales = (part[plane].flatten(0, 1).index_select(0, rows) for part in (self.values, self.scales))
-        return self.form.dequantize(values, scales, self.head_dim)
+        # Whole records: what is not contiguous, torch would copy as a whole before it selects.
+        records = self.data[plane].flatten(0, 1).index_select(0, rows)
+        gathered = replace(self, data=records)
+        return self.form.dequantize(gathered.values, gathered.scales, self.head_dim)
 
     def _part(self, start: int, row_bytes: int) -> torch.Tensor:
         end = start + self.block_size * row_bytes
