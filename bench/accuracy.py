@@ -9,7 +9,8 @@ may be calibrated on it. Windows of 512 tokens are taken at even distances; each
 The reference is transformers' model in float32 on the dequantized weights. What is compared with it is the engine's own
 model, as the settings make it, fed with the window in chunks:
 
-    weights      the engine's `weight_dtype`, each with KV in its default form
+    weights      the engine's `weight_dtype`: `auto` with KV as it is served by default, the others with KV in bf16
+                 (float32 in float32)
     KV           the engine's `kv_cache_dtype`, each on weights in their `auto` form: what would be served. With `bf16`
                  beside them, the difference is the cache's
     rows         tokens in one chunk: 512 is the whole window, 1 is decoding. The chunk chooses the matrix product, and
@@ -50,7 +51,7 @@ BLOCK_SIZE = 16
 WEIGHT_FORMS = ("auto", "float32", "bf16", "int8", "int4")
 KV_FORMS = ("bf16", "fp8", "int8", "int4")
 FEW_ROWS = 32  # chunks of fewer rows run on `--few-windows`
-# The engine's `dtype`, which is also that of KV in its default form.
+# The engine's `dtype`.
 ACTIVATIONS = {"float32": "float32", "bf16": "bfloat16"}
 
 TARGETS = {"auto": {"delta": 0.01, "top_1": 0.92}, "bf16": {"delta": 0.003, "top_1": 0.96}}
@@ -102,8 +103,11 @@ class Case:
 
 
 def make_cases(weight_forms: Sequence[str], kv_forms: Sequence[str]) -> list[Case]:
-    """The weights with KV in its default form, then the KV forms on the file's own weights."""
-    return [Case(form, "auto") for form in weight_forms] + [Case("auto", form) for form in kv_forms]
+    """What is served by default, other weights beside a cache that costs nothing, then KV forms on `auto` weights."""
+    own_cache = {"auto": "auto", "float32": "float32"}
+    return [Case(form, own_cache.get(form, "bf16")) for form in weight_forms] + [
+        Case("auto", form) for form in kv_forms
+    ]
 
 
 def reference_text() -> str:

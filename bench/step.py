@@ -163,6 +163,7 @@ def run(args: argparse.Namespace, batches: Sequence[int]) -> tuple[list[dict[str
             block_size=BLOCK_SIZE,
             num_blocks=largest * -(-max_model_len // BLOCK_SIZE),
             max_num_seqs=largest,
+            num_speculative_tokens=0,  # a step is a token of every sequence
             enable_prefix_caching=False,
         ),
         lambda share, what: None,

@@ -156,6 +156,8 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
         backend = ops.select_backend(device)
     except ValueError as error:
         raise EngineError("invalid_setting", str(error)) from error
+    if model.own_kernels is None:
+        log.info("kernels: %s, because %s", backend.name, backend.reason)
     max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     kv_form = _kv_form(config.kv_cache_dtype, loaded)
@@ -180,14 +182,14 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
 
     runner = ModelRunner(model, storage, Sampler(), device)
     progress(0.9, "warming up")
-    _warm_up(runner, min(budget, max_model_len, pool.num_tokens), config.block_size)
+    _warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
     progress(1.0, "ready")
     info = EngineInfo(
         device=str(device),
         device_name=device_name(device),
         dtype=_name(loaded.dtype),
         kv_cache_dtype=kv_form.name,
-        kernel_backend=backend.name,
+        kernel_backend=model.own_kernels or backend.name,
         vocab_size=loaded.config.vocab_size,
         max_model_len=max_model_len,
         # The last token of a request is never computed, so its KV needs no slot.
@@ -203,8 +205,8 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     return runner, info
 
 
-def _warm_up(runner: ModelRunner, num_tokens: int, block_size: int) -> None:
-    """Runs a full chunk and a decode in the pool's first blocks, which nobody owns yet."""
+def _warm_up(runner: ModelRunner, num_tokens: int, num_logits_rows: int, block_size: int) -> None:
+    """Runs a full chunk with as many draws as there may be, and a decode, in the pool's first blocks, still unowned."""
     request = Request(request_id="warm-up", prompt_token_ids=[0] * num_tokens, params=SamplingParams(max_tokens=1))
     sequence = Sequence(
         request=request,
@@ -217,7 +219,8 @@ def _warm_up(runner: ModelRunner, num_tokens: int, block_size: int) -> None:
         order=0,
         block_table=list(range(-(-num_tokens // block_size))),
     )
-    runner.run(Step(0, [ScheduledSequence(sequence, 0, num_tokens, [sequence])]))
+    draft = [0] * (min(num_tokens, num_logits_rows) - 1)
+    runner.run(Step(0, [ScheduledSequence(sequence, 0, num_tokens, [sequence], draft)]))
     runner.run(Step(0, [ScheduledSequence(sequence, num_tokens - 1, 1, [sequence])]))
     runner.seconds.update(prepare=0.0, forward=0.0, sample=0.0)
 

@@ -177,24 +177,39 @@ class Scheduler:
         return step
 
     def _schedule_decodes(self, step: Step, budget: int) -> int:
-        decodes = [s for s in self._running if s.is_decoding]
-        # Guesses leave every sequence its own token, and prompts half of what is left.
-        num_guesses = (budget - len(decodes)) // 2
-        for sequence in decodes:
+        for sequence in [s for s in self._running if s.is_decoding]:
             if budget > 0 and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
-                draft = self._draft(sequence, num_guesses, len(decodes))
-                self._enter(step, sequence, 1 + len(draft), draft)
-                num_guesses -= len(draft)
-                budget -= 1 + len(draft)
-        return budget
+                self._enter(step, sequence, 1)
+                budget -= 1
+        return budget - self._add_guesses(step, budget)
 
-    def _draft(self, sequence: Sequence, limit: int, num_decoding: int) -> list[int]:
-        """Guesses for a sequence that has its slot for the next token; never at the cost of anybody's blocks."""
-        remaining = sequence.request.params.max_tokens - sequence.num_output_tokens - 1
-        draft = self._lookup.propose(sequence, min(limit, remaining), num_decoding)
-        if draft and self.blocks.grow(sequence, sequence.num_computed_tokens + 1 + len(draft)) is None:
-            return []
-        return draft
+    def _add_guesses(self, step: Step, budget: int) -> int:
+        """Lets the step's sequences, each with its token, compute guesses as well; returns how many in all.
+
+        Prompts keep half of the budget, and nobody loses a block: guesses only take what running sequences don't need.
+        """
+        num_left, decodes = budget // 2, list(step.scheduled)
+        num_spare_blocks = self.blocks.pool.num_idle - self._num_owed_blocks()
+        num_guesses = 0
+        for index, item in enumerate(decodes):
+            sequence, end = item.sequence, item.start + 1
+            num_slots = (len(sequence.block_table) + max(0, num_spare_blocks)) * self.blocks.block_size - end
+            fair = -(-num_left // (len(decodes) - index))
+            remaining = sequence.request.params.max_tokens - sequence.num_output_tokens - 1
+            draft = self._lookup.propose(sequence, min(fair, num_slots, remaining), len(decodes))
+            if not draft:
+                continue
+            num_spare_blocks -= self.blocks.num_missing_blocks(sequence, end + len(draft))
+            self.blocks.grow(sequence, end + len(draft))
+            item.num_scheduled_tokens += len(draft)
+            item.draft_token_ids = draft
+            num_left -= len(draft)
+            num_guesses += len(draft)
+        return num_guesses
+
+    def _num_owed_blocks(self) -> int:
+        """What running sequences will soon need: prefills the rest of their prompts, decodes a block each."""
+        return sum(max(1, self.blocks.num_missing_blocks(s, s.num_tokens)) for s in self._running)
 
     def _schedule_prefills(self, step: Step, budget: int) -> None:
         running = deque(s for s in self._running if not s.is_decoding)
@@ -238,8 +253,8 @@ class Scheduler:
                 return sequence
         return self._next_prefill(running, step) if candidate is not None and not overtakes else None
 
-    def _enter(self, step: Step, sequence: Sequence, num_tokens: int, draft: list[int] | None = None) -> None:
-        item = ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, draft_token_ids=draft or [])
+    def _enter(self, step: Step, sequence: Sequence, num_tokens: int) -> None:
+        item = ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens)
         if num_tokens >= sequence.num_uncomputed_tokens:
             item.samplers = [sequence]
             if sequence.num_output_tokens == 0:
@@ -271,9 +286,7 @@ class Scheduler:
         if lacking_seats > 0 and self._victims_for(sequence, lacking_seats, 0) is None:
             return False  # before the look-up, whose cost grows with the prompt and would be paid at every step
         prefix = self.blocks.find_prefix(sequence)
-        # Prefills under way will need blocks that they don't hold yet, and each decode may need one soon.
-        owed = sum(max(1, self.blocks.num_missing_blocks(s, s.num_tokens)) for s in self._running)
-        wanted = self.blocks.num_blocks_for(sequence.num_tokens) - len(prefix) + owed
+        wanted = self.blocks.num_blocks_for(sequence.num_tokens) - len(prefix) + self._num_owed_blocks()
         lacking_blocks = wanted - self.blocks.num_idle_after(prefix)
         if self._running and (lacking_seats > 0 or lacking_blocks > 0):
             victims = self._victims_for(sequence, lacking_seats, lacking_blocks)
@@ -388,6 +401,7 @@ class Scheduler:
 
     def _take_token(self, sequence: Sequence, draw: Sampled) -> SequenceOutput:
         if draw.error_code is not None:
+            self.blocks.distrust(sequence)
             return self.fail(sequence, draw.error_code, "the model's logits are not finite; the request was ended")
         sequence.token_ids.append(draw.token_id)
         self.counters.generation_tokens += 1

@@ -7,7 +7,7 @@ guesses are verified is `Scheduler.commit`'s.
 
 What a guess costs depends on the company. A step of one or two sequences waits for the weights, and a few more rows are
 almost free. A full batch pays for each row, though less than for a sequence's first (its keys and values are read
-once for all of its rows), so there only guesses are made that are likely to hold.
+once for all of its rows), so there one token is guessed where three repeat, and more as guesses come true.
 """
 
 from weakref import WeakKeyDictionary
@@ -16,7 +16,8 @@ from pagedd.engine.sequence import Sequence
 
 _LONG, _SHORT = 3, 2  # tokens that must have occurred before; the longer match is tried first
 _FIRST_LENGTH = 3
-_FEW = 2  # so many sequences that decode leave rows to spare
+_MAX_FREE_GUESSERS = 2  # so many sequences that decode leave rows to spare
+_MAX_INDEXED_TOKENS = 2048  # of a history: its memory, and the time of its first look, stay small
 _PAUSE_TOKENS = 16  # how many tokens a sequence draws alone after a guess of one failed
 
 
@@ -45,7 +46,7 @@ class PromptLookup:
         history.read(sequence.token_ids)
         if sequence.num_tokens < history.paused_until:
             return []
-        if num_decoding <= _FEW:
+        if num_decoding <= _MAX_FREE_GUESSERS:
             return history.continuation(sequence.token_ids, min(history.length, limit))
         proven = min(history.length, 2 * history.num_proven + 1)
         return history.continuation(sequence.token_ids, min(proven, limit), sizes=(_LONG,))
@@ -55,7 +56,7 @@ class PromptLookup:
         history = self._histories[sequence]
         history.num_proven = num_accepted if num_accepted == num_drafted else 0
         if num_accepted == num_drafted:
-            history.length = min(2 * history.length + 1, self._max_tokens)
+            history.length = min(max(history.length, 2 * num_drafted + 1), self._max_tokens)
         elif num_accepted < num_drafted // 2 or num_accepted == 0:
             history.length //= 2
         if history.length == 0:
@@ -75,7 +76,7 @@ class _History:
 
     def read(self, token_ids: list[int]) -> None:
         """Takes in all but the latest tokens, which would only find themselves."""
-        for end in range(max(self._num_read, _SHORT), len(token_ids)):
+        for end in range(max(self._num_read, _SHORT, len(token_ids) - _MAX_INDEXED_TOKENS), len(token_ids)):
             self._ends[tuple(token_ids[end - _SHORT : end])] = end
             if end >= _LONG:
                 self._ends[tuple(token_ids[end - _LONG : end])] = end

@@ -4,7 +4,6 @@ A backend is a module with these functions under these signatures: `reference` (
 Choosing is explained by `select_backend`; callers never ask which one answers. Shapes are those of `layout.py`.
 """
 
-import logging
 import os
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,8 +12,6 @@ import torch
 
 from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.layout import KVLayer, PagedBatch
-
-log = logging.getLogger(__name__)
 
 BACKEND_VARIABLE = "PAGEDD_KERNELS"
 
@@ -56,7 +53,7 @@ _active: Backend = torch_ops
 
 
 def select_backend(device: torch.device) -> BackendChoice:
-    """Chooses the backend for `device`; the environment variable PAGEDD_KERNELS overrides it. Logs the reason.
+    """Chooses the backend for `device`; the environment variable PAGEDD_KERNELS overrides it.
 
     Raises:
         ValueError: PAGEDD_KERNELS names no backend.
@@ -70,7 +67,6 @@ def select_backend(device: torch.device) -> BackendChoice:
     else:
         raise ValueError(f"{BACKEND_VARIABLE}={asked!r}: no such backend; choose one of {', '.join(_BACKENDS)}")
     _active = _BACKENDS[choice.name]
-    log.info("kernels: %s, because %s", choice.name, choice.reason)
     return choice
 
 

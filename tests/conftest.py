@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 
 from pagedd.daemon.models import DEFAULT_MODEL, pull_model
-from pagedd.kernels import cpu
 
 # A shell starts what it puts into the background with interrupts ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,4 +31,6 @@ def cpu_extension() -> ModuleType:
     """The C++ kernels. Only a missing compiler is a reason to skip; code that does not compile is a failure."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler")
+    from pagedd.kernels import cpu  # torch, which half of the suite does without
+
     return cpu.load()

@@ -130,6 +130,11 @@ class BlockManager:
         sequence.num_indexed_blocks = 0
         sequence.last_indexed = None
 
+    def distrust(self, sequence: Sequence) -> None:
+        """Takes what `sequence` computed out of the index: its numbers are broken, and nobody may begin with them."""
+        for block_id in sequence.block_table[(sequence.num_cached_tokens or 0) // self.block_size :]:
+            self.prefix_cache.forget(block_id)
+
     def num_exclusive_blocks(self, sequence: Sequence) -> int:
         """Blocks that would become idle if `sequence` gave its own back."""
         return sum(self.pool.ref_count(block_id) == 1 for block_id in sequence.block_table)

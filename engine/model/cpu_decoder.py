@@ -20,6 +20,8 @@ from pagedd.kernels.kv_form import KVForm
 
 TILE = 16
 _QUANTIZED = {"int8", "int4"}
+# Of `attention.cpp`: rows of an item, keys of a tile, and the most pieces of split contexts for each thread.
+_ITEM_ROWS, _TILE_KEYS, _PIECES_PER_THREAD = 192, 64, 4
 MAX_HEAD_DIM = 256
 KV_FORMS = frozenset({"float32", "bf16", "int8", "fp8", "int4"})
 
@@ -53,6 +55,7 @@ class CpuDecoder:
     Attributes:
         kv_forms: forms of the KV cache that attention reads.
         weight_bytes: what the packed weights take.
+        own_kernels: as in `load.Model`.
         has_quantized_weights: some of them are in 8 bits or fewer.
         forms: form → bytes of the weights that are held in it.
     """
@@ -90,6 +93,7 @@ class CpuDecoder:
             progress((index + 1) / config.num_layers, f"layer {index + 1} of {config.num_layers}")
         self.forms = self._packer.bytes_by_form
         self.weight_bytes = sum(self.forms.values())
+        self.own_kernels: str | None = "cpp"
         self.has_quantized_weights = not _QUANTIZED.isdisjoint(self.forms)
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
@@ -111,10 +115,22 @@ class CpuDecoder:
         return logits[:, : self._config.vocab_size]
 
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
-        """Upper bound on a step's scratch memory: float32 rows of every width, their quantized copies, and logits."""
-        config = self._config
-        widths = 2 * config.hidden_size + 3 * config.num_heads * config.head_dim + 2 * config.intermediate_size
-        return 4 * (num_tokens * widths + num_rows * config.vocab_size) + (4 << 20)
+        """Upper bound on a step's scratch memory and logits: every row of `decoder.cpp`'s scratch as float32."""
+        config, num_threads = self._config, torch.get_num_threads()
+        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        widest = max(config.hidden_size, config.intermediate_size, query_size)
+        token = config.hidden_size + 2 * query_size + 2 * kv_size + config.intermediate_size + widest
+        # A thread's attention: queries, sums and a tile of keys; and partial results of contexts that were split.
+        attention = _ITEM_ROWS * (2 * config.head_dim + 32) + 4 * _TILE_KEYS * config.head_dim
+        partial = _PIECES_PER_THREAD * _ITEM_ROWS * (config.head_dim + 16)
+        sampled = num_rows * (config.hidden_size + config.vocab_size + TILE)
+        return 4 * (num_tokens * token + sampled + num_threads * (attention + partial + 2 * widest)) + (1 << 20)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What is held between steps for intermediate results: as much as the largest step so far needed."""
+        held: int = self._decoder.scratch_bytes
+        return held
 
     def _layer(self, index: int) -> dict[str, Any]:
         config, packer, prefix = self._config, self._packer, f"model.layers.{index}."

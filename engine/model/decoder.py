@@ -72,6 +72,7 @@ class Decoder:
         progress: Callable[[float, str], None],
     ) -> None:
         self.kv_forms = frozenset(FORMS)
+        self.own_kernels: str | None = None
         self.has_quantized_weights = False  # they were dequantized on the way in
         self._config = config
         self._scale = config.head_dim**-0.5

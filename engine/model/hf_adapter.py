@@ -88,6 +88,7 @@ class AdaptedModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.kv_forms = frozenset(FORMS)
+        self.own_kernels: str | None = None
         self.has_quantized_weights = False
         self._model = model
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters

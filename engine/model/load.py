@@ -37,11 +37,13 @@ class Model(Protocol):
 
     Attributes:
         weight_bytes: what the weights take in memory.
+        own_kernels: name of the kernels that it brings; `None` where it runs over `kernels/ops.py`.
         has_quantized_weights: some are held in 8 bits or fewer.
         kv_forms: names of the forms of the KV cache that it can run over, of `kernels/kv_form.py`.
     """
 
     weight_bytes: int
+    own_kernels: str | None
     has_quantized_weights: bool
     kv_forms: frozenset[str]
 

@@ -157,6 +157,8 @@ class TorchDecoder {
     return logits;
   }
 
+  size_t scratch_bytes() const { return decoder_.scratch_bytes(); }
+
  private:
   const float* keep(const torch::Tensor& tensor) {
     kept_tensors_.push_back(tensor);
@@ -195,6 +197,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("add_layer", &TorchDecoder::add_layer, py::arg("attention_norm"), py::arg("qkv"), py::arg("query_norm"),
            py::arg("key_norm"), py::arg("output"), py::arg("mlp_norm"), py::arg("gate_up"), py::arg("down"),
            py::arg("sliding_window"))
+      .def_property_readonly("scratch_bytes", &TorchDecoder::scratch_bytes)
       .def("forward", &TorchDecoder::forward, py::arg("token_ids"), py::arg("cos"), py::arg("sin"), py::arg("slots"),
            py::arg("query_starts"), py::arg("context_lens"), py::arg("block_tables"), py::arg("logits_rows"),
            py::arg("kv"), py::arg("kv_form"), py::arg("block_size"));

@@ -2,6 +2,8 @@
 
 #include <omp.h>
 
+#include <new>
+
 #include "rope_kv.h"
 #include "team.h"
 #include "vector_math.h"
@@ -100,10 +102,15 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
     for (float*& row : scratch.row) row = floats(1, widest);
     return used;
   };
-  const size_t total = lay_out(nullptr) + kAlignment;
-  if (memory_.size() < total) memory_.resize(total);
-  const size_t misaligned = reinterpret_cast<uintptr_t>(memory_.data()) % kAlignment;
-  lay_out(memory_.data() + (misaligned ? kAlignment - misaligned : 0));
+  const size_t total = lay_out(nullptr);
+  if (memory_bytes_ < total) {
+    memory_.reset();  // first, so that old and new are never held together
+    memory_bytes_ = 0;
+    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, total)));
+    if (!memory_) throw std::bad_alloc();
+    memory_bytes_ = total;
+  }
+  lay_out(memory_.get());
 
   const size_t kv_plane =
       size_t(kv.num_blocks) * shape_.num_kv_heads * record_bytes(kv.type, kv.block_size, shape_.head_dim);

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "attention.h"
@@ -63,6 +65,8 @@ class Decoder {
   // Writes the KV of every token and logits [num_logits_rows, head.out_features].
   void forward(const Batch& batch, const KvCache& kv, int num_threads, float* logits);
 
+  size_t scratch_bytes() const { return memory_bytes_; }
+
  private:
   struct Scratch;
 
@@ -75,7 +79,11 @@ class Decoder {
   const float* final_norm_;
   Linear head_;
   std::vector<Layer> layers_;
-  std::vector<uint8_t> memory_;  // of Scratch; grows to the largest step seen
+  struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<uint8_t, Free> memory_;  // of Scratch; grows to the largest step seen
+  size_t memory_bytes_ = 0;
   AttentionPlan plan_;
 };
 

@@ -1,7 +1,7 @@
 // Floats → a row of a quantized cache, to the last bit as kernels/kv_form.py specifies it.
 //
 // Scales and offsets are rounded to bfloat16 first and values are quantized against the rounded ones. bfloat16 rather
-// than float16 for its range: from 1e-36 to 1e38 everything survives. A row with NaN or infinity gets NaN as its scale.
+// than float16 for its range: from 1e-35 to 1e38 everything survives. A row with NaN or infinity gets NaN as its scale.
 #pragma once
 
 #include <limits>

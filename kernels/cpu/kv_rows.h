@@ -6,7 +6,7 @@
 //
 // int8 and fp8 values are bfloat16 numbers as they are, so their rows are loaded without their scale (`kIsScaled`):
 // a key's scale multiplies its scores and a value's scale its weights, once for a key instead of once for a number, and
-// nothing is rounded on the way. int4 has scales and offsets inside a row and is loaded as what it stands for.
+// the cached numbers are not rounded again. int4 has scales and offsets inside a row and is loaded as what it stands for.
 #pragma once
 
 #include <type_traits>

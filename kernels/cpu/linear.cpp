@@ -304,7 +304,8 @@ void multiply(const Linear& linear, const uint8_t* prepared, int first_row, int 
     const size_t lines_per_group = divide_up(share, size_t(linear.in_features / kGroup) * Ahead::kLine);
     for (int tile = first_tile; tile < end_tile; tile += kTilesAtOnce) {
       const int num_tiles = std::min(kTilesAtOnce, end_tile - tile);
-      const int wanted = tile + kTilesAtOnce < end_tile ? tile + kTilesAtOnce : next_tile;
+      const int turn = begin + kRowBlock < end_row ? first_tile : next_tile;
+      const int wanted = tile + kTilesAtOnce < end_tile ? tile + kTilesAtOnce : turn;
       for (int block = 0, row = 0; block < num_blocks; ++block) {
         const int next = row + least + (block < num_larger);
         const Inputs x{prepared + size_t(begin + row) * row_bytes, row_bytes, linear.in_features,

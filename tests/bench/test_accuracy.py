@@ -67,7 +67,12 @@ def test_a_comparison_is_over_all_tokens_of_all_windows():
 
 
 def test_weights_are_measured_with_their_own_kv_and_kv_on_the_files_own_weights():
-    assert make_cases(["auto", "int8"], ["fp8"]) == [Case("auto", "auto"), Case("int8", "auto"), Case("auto", "fp8")]
+    assert make_cases(["auto", "float32", "int8"], ["fp8"]) == [
+        Case("auto", "auto"),
+        Case("float32", "float32"),
+        Case("int8", "bf16"),
+        Case("auto", "fp8"),
+    ]
 
 
 class CountingModel:

@@ -99,7 +99,7 @@ def test_several_threads_split_long_contexts_and_drift_by_rounding_alone(model) 
         if token != other_token:
             break  # from here on the texts differ
         assert logprob == pytest.approx(other_logprob, abs=tolerance)
-    if model.kv_form.dtype is not None:  # else rounding may turn into a whole step of a quantized key
+    if model.kv_form.name != "int4":  # there rounding may turn into a whole step of a quantized key
         assert alone[0][0] == among[0][0]
 
 

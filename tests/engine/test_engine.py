@@ -203,3 +203,15 @@ def test_many_random_requests_with_aborts_and_preemptions_leave_nothing_behind(b
     assert stats.num_blocks_free + stats.num_blocks_cached == stats.num_blocks == 30
     assert set(b.blocks.pool.ref_counts()) == {0}
     engine.check_integrity()
+
+
+def test_nobody_begins_with_what_a_request_with_broken_logits_computed(life, cold) -> None:
+    engine, runner, b = life
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    runner.nan.add("bad")
+    engine.add(request("bad", prompt))
+    drain(engine)
+    assert b.blocks.pool.num_cached == 0
+    engine.add(request("good", prompt))
+    assert tokens(drain(engine)["good"]) == cold(prompt, 4)
+    assert engine.stats().prefix_hits_total == 0

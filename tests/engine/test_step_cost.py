@@ -26,8 +26,14 @@ def num_calls(work: Callable[[], object]) -> int:
     return count
 
 
-def decoding(bench, num_sequences: int, num_blocks: int = 2000):
-    b = bench(num_blocks=num_blocks, max_num_seqs=num_sequences, max_num_batched_tokens=4096, max_model_len=400)
+def decoding(bench, num_sequences: int, num_blocks: int = 2000, num_guesses: int = 0):
+    b = bench(
+        num_blocks=num_blocks,
+        max_num_seqs=num_sequences,
+        max_num_batched_tokens=4096,
+        max_model_len=400,
+        num_speculative_tokens=num_guesses,
+    )
     for i in range(num_sequences):
         b.add(f"r{i}", [i % 50, 2, 3], max_tokens=200)
     for _ in range(3):
@@ -47,10 +53,11 @@ def schedule_and_commit(b) -> int:
     return cost + num_calls(lambda: b.scheduler.commit(step, sampled))
 
 
-def test_scheduling_and_commit_grow_no_worse_than_linearly_with_running_sequences(bench) -> None:
-    few, many = (schedule_and_commit(decoding(bench, count)) / count for count in (8, 128))
+@pytest.mark.parametrize(("num_guesses", "limit"), [(0, 120), (7, 200)])
+def test_scheduling_and_commit_grow_no_worse_than_linearly_with_running_sequences(bench, num_guesses, limit) -> None:
+    few, many = (schedule_and_commit(decoding(bench, count, num_guesses=num_guesses)) / count for count in (8, 128))
     assert many < 1.2 * few
-    assert many < 120
+    assert many < limit
 
 
 def test_the_size_of_the_pool_does_not_show(bench) -> None:

@@ -12,6 +12,7 @@ from pagedd.engine.model.cpu_decoder import CpuDecoder
 from pagedd.engine.model.decoder import Decoder
 from pagedd.engine.model.load import load_model
 from pagedd.kernels import cpu
+from pagedd.kernels.kv_form import FORMS
 
 SHAPE = {
     "vocab_size": 97,
@@ -86,6 +87,22 @@ def test_narrower_forms_stay_close_and_every_row_count_sees_the_same_weights(
         scale = expected.abs().max()
         assert (whole[index][last] - expected).abs().max() < tolerance * scale
         assert (whole[index][last] - mixed[index][last]).abs().max() < 0.03 * scale
+
+
+@pytest.mark.parametrize("heads", [(8, 1, 128), (4, 4, 16)], ids=str)
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_scratch_stays_within_what_is_reserved_for_it(tiny, load, paged_logits, heads, num_threads) -> None:
+    folder, _ = tiny(make_config("llama", *heads))
+    loaded = load(folder)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        paged_logits(loaded, random_prompts(120, 1), [{0: 120, 1: 1}])
+        logits = 121 * loaded.config.vocab_size * 4
+        reserved = loaded.model.activation_bytes(121, 121, 128, FORMS["float32"]) - logits
+        assert 0 < loaded.model.scratch_bytes <= reserved
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_layers_may_hold_their_weights_in_different_forms(tiny, load, paged_logits, monkeypatch) -> None:
