@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Literal
 
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.policy import WaitingQueue, due_s, urgency
-from pagedd.engine.request import FinishReason, Request, SequenceOutput
+from pagedd.engine.request import FinishReason, Preemption, Request, SequenceOutput
 from pagedd.engine.sequence import Sequence, SequenceState
 from pagedd.engine.speculation import PromptLookup
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
@@ -68,6 +69,7 @@ class Scheduler:
         self.blocks = blocks
         self.counters = SchedulerCounters()
         self.num_scheduled_tokens = 0
+        self.preemptions: list[Preemption] = []  # of the last step
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._running: list[Sequence] = []  # most urgent first
@@ -173,6 +175,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Forms the next batch. Empty only when nothing is live."""
         step = Step(number=self.counters.steps)
+        self.preemptions = []
         budget = self._schedule_decodes(step, self.config.max_num_batched_tokens)
         self._schedule_prefills(step, budget)
         self.num_scheduled_tokens = step.num_scheduled_tokens
@@ -256,7 +259,7 @@ class Scheduler:
             victim = self._running[-1]
             if victim is sequence:
                 return False
-            self._preempt(victim, step)
+            self._preempt(victim, step, sequence, "blocks")
         step.block_copies += copies
         return True
 
@@ -280,7 +283,7 @@ class Scheduler:
             if victims is None:
                 return False
             for victim in victims:
-                self._preempt(victim, step)
+                self._preempt(victim, step, sequence, "seat" if lacking_seats > 0 else "blocks")
             prefix = self.blocks.find_prefix(sequence)
         self._waiting.remove(sequence)
         self.blocks.attach(sequence, prefix)
@@ -303,7 +306,7 @@ class Scheduler:
             num_blocks -= max(1, self.blocks.num_missing_blocks(victim, victim.num_tokens))
         return victims if num_seats <= 0 and num_blocks <= 0 else None
 
-    def _preempt(self, victim: Sequence, step: Step) -> None:
+    def _preempt(self, victim: Sequence, step: Step, by: Sequence, for_what: Literal["seat", "blocks"]) -> None:
         """Takes seat and blocks of a running sequence. It is recomputed later; its caller sees nothing but time."""
         step.scheduled = [item for item in step.scheduled if item.sequence is not victim]
         held = set(victim.block_table)
@@ -312,6 +315,14 @@ class Scheduler:
         victim.num_preemptions += 1
         victim.state = SequenceState.PREEMPTED
         self.counters.preemptions += 1
+        self.preemptions.append(
+            Preemption(
+                request_id=victim.request.request_id,
+                choice_index=victim.choice_index,
+                by_request_id=by.request.request_id,
+                for_what=for_what,
+            )
+        )
         self.blocks.release(victim)
         self._running.remove(victim)
         self._waiting.push(victim)
