@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pagedd.engine.errors import EngineError, IntegrityError
 from pagedd.engine.kv.prefix_tree import PrefixTree, prefix_tree
-from pagedd.engine.picture import block_info, sequence_snapshot
+from pagedd.engine.picture import block_info, sequence_snapshot, shown
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 # So many steps in a row in which nothing at all could be computed mean a broken device, not a bad request.
 MAX_BARREN_STEPS = 3
 INTEGRITY_CHECK_INTERVAL_S = 60.0
+# A picture stays small however many wait; the figures count them all.
+MAX_SEQUENCES_SHOWN = 512
 
 
 class Engine:
@@ -105,7 +107,7 @@ class Engine:
         )
 
     def snapshot(self) -> EngineSnapshot:
-        """Every block and every sequence between two steps. O(blocks + sequences)."""
+        """Every block, and every sequence up to `MAX_SEQUENCES_SHOWN`, between two steps. O(blocks + sequences)."""
         scheduler, blocks, now = self._scheduler, self._scheduler.blocks, self._clock()
         scheduled = {item.sequence: item.num_scheduled_tokens for item in self._last_step.scheduled}
         return EngineSnapshot(
@@ -115,7 +117,8 @@ class Engine:
             block_fills=blocks.fills(scheduler.running),
             block_ages=blocks.pool.ages(),
             sequences=[
-                sequence_snapshot(sequence, now, scheduled.get(sequence, 0)) for sequence in scheduler.live_sequences()
+                sequence_snapshot(sequence, now, scheduled.get(sequence, 0))
+                for sequence in shown(scheduler.live_sequences(), MAX_SEQUENCES_SHOWN)
             ],
         )
 

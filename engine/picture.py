@@ -10,6 +10,15 @@ from pagedd.engine.sequence import Sequence, SequenceState
 from pagedd.engine.stats import BlockInfo, SequenceSnapshot
 
 
+def shown(live: Iterable[Sequence], limit: int) -> list[Sequence]:
+    """At most `limit` of `live`, in their order; those without a seat are left out first, the last to come first."""
+    sequences = list(live)
+    if len(sequences) <= limit:
+        return sequences
+    ranked = sorted(sequences, key=lambda sequence: sequence.state is not SequenceState.RUNNING)[:limit]
+    return sorted(ranked, key=lambda sequence: sequence.order)
+
+
 def sequence_snapshot(sequence: Sequence, now: float, num_scheduled_tokens: int) -> SequenceSnapshot:
     """`now` is the scheduler's clock."""
     state = sequence.state.value
@@ -30,6 +39,7 @@ def sequence_snapshot(sequence: Sequence, now: float, num_scheduled_tokens: int)
         first_token_s=first_token_s,
         block_table=list(sequence.block_table),
         num_scheduled_tokens=num_scheduled_tokens,
+        max_tokens=sequence.request.params.max_tokens,
     )
 
 

@@ -91,11 +91,12 @@ class SequenceSnapshot:
     first_token_s: float | None
     block_table: list[int]
     num_scheduled_tokens: int = 0
+    max_tokens: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineSnapshot:
-    """Every block and every sequence at one instant, between two steps.
+    """Every block and the sequences (see `Engine.snapshot`) at one instant, between two steps.
 
     `block_states[i]`: 0 free, 1 cached, 2 used. `block_ref_counts[i]` saturates at 255, as does `block_fills[i]`, the
     slots with a token's KV. `block_ages[i]`: 0 for a block that is cached since under a second, or not cached; else k

@@ -137,7 +137,8 @@ class BlockPool:
         idle_s = self._clock() - np.frombuffer(self._idle_since_s)
         # The exponent of a number below one is not positive.
         exponents = np.maximum(np.frexp(idle_s)[1], 0).astype(np.uint8)
-        return (exponents * (np.frombuffer(self._states, np.uint8) == CACHED)).tobytes()
+        exponents *= np.frombuffer(self._states, np.uint8) == CACHED
+        return exponents.tobytes()
 
     def last_use_s(self, block_id: int) -> float | None:
         """Seconds since the last reference to a cached block went; 0 for a used one, None for a free one."""

@@ -15,8 +15,9 @@ from pagedd.daemon import engine_process
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
-from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
+from pagedd.engine.request import Preemption, Request, SequenceOutput
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
 
 
 class Prompt(IntEnum):
@@ -33,6 +34,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.live: dict[str, tuple[Request, int]] = {}
         self.num_steps = 0
+        self.preemptions: list[Preemption] = []
 
     @property
     def has_work(self) -> bool:
@@ -110,6 +112,30 @@ class FakeEngine:
             for request_id, (request, done) in self.live.items()
         ]
         return EngineSnapshot(stats=self.stats(), block_states=bytes(6), block_ref_counts=bytes(6), sequences=sequences)
+
+    def block(self, index: int) -> BlockInfo | None:
+        if index >= 6:
+            return None
+        return BlockInfo(
+            state="free", ref_count=0, owners=[], token_ids=[], digest=None, extras=(), num_hits=0, last_use_s=None
+        )
+
+    def prefixes(self, limit: int) -> PrefixTree:
+        run = PrefixRun(
+            digest=b"d" * 16,
+            parent=None,
+            depth=0,
+            num_blocks=1,
+            num_hits=0,
+            last_use_s=0.5,
+            state="cached",
+            extras=(("caller", "uid:0"),),
+            token_ids=(1, 2, 3, 4),
+        )
+        return PrefixTree(runs=[run][:limit], num_blocks=1, is_cut=False)
+
+    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+        return (1, 0) if digest == b"d" * 16 else None
 
     def check_when_idle(self) -> None:
         pass

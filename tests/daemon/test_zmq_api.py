@@ -390,10 +390,10 @@ async def test_pictures_are_made_only_while_somebody_looks(served: Served, monke
     num_made = 0
     stats_frame = served.service.stats_frame
 
-    async def counted(blocks: bool) -> object:
+    async def counted(blocks: bool, viewer: Caller | None = None) -> object:
         nonlocal num_made
         num_made += 1
-        return await stats_frame(blocks)
+        return await stats_frame(blocks, viewer)
 
     monkeypatch.setattr(served.service, "stats_frame", counted)
     await asyncio.sleep(0.4)
@@ -419,10 +419,10 @@ async def test_a_picture_that_cannot_be_made_is_logged_and_the_next_one_comes(
     stats_frame = served.service.stats_frame
     faults = [RuntimeError("once")]
 
-    async def fails_once(blocks: bool) -> object:
+    async def fails_once(blocks: bool, viewer: Caller | None = None) -> object:
         if faults:
             raise faults.pop()
-        return await stats_frame(blocks)
+        return await stats_frame(blocks, viewer)
 
     monkeypatch.setattr(served.service, "stats_frame", fails_once)
     subscriber = served.context.socket(zmq.SUB)
