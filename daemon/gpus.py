@@ -91,7 +91,7 @@ class GpuMeter:
 
 def num_gpus(nvml: Nvml | None) -> int:
     """0 when it cannot be told."""
-    return int(number(reading(nvml.nvmlDeviceGetCount)) or 0) if nvml is not None else 0
+    return int(number(reading(lambda: nvml.nvmlDeviceGetCount())) or 0) if nvml is not None else 0
 
 
 def load_nvml() -> Nvml | None:
@@ -142,9 +142,12 @@ def _others(
             by_pid[pid] = max((held for held in (by_pid.get(pid), used) if held is not None), default=None)
     by_name: dict[str, float | None] = {}
     for pid, used in by_pid.items():
-        # In a container NVML gives pids that are not known here.
-        name = reading(psutil.Process(pid).name) if psutil.pid_exists(pid) else None
-        name = name or f"pid {pid}"
+        name = _program(pid)
         known = [held for held in (by_name.get(name), used) if held is not None]
         by_name[name] = sum(known) if known else None
     yield from sorted(by_name.items(), key=lambda item: -(item[1] or 0.0))[:MAX_OTHERS]
+
+
+def _program(pid: int) -> str:
+    # In a container NVML gives pids that are not known here.
+    return str(reading(lambda: psutil.Process(pid).name()) or f"pid {pid}")

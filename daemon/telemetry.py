@@ -185,7 +185,7 @@ class _Seldom(Generic[_Value]):
 
 def _cpu_temperature_c() -> float | None:
     """The hottest sensor of the processor. Boards have others, of disks and radios, which say nothing here."""
-    sensors: dict[str, list[Any]] = reading(psutil.sensors_temperatures) or {}
+    sensors: dict[str, list[Any]] = reading(lambda: psutil.sensors_temperatures()) or {}
     found = [number(sensor.current, 150) for name in _CPU_SENSORS for sensor in sensors.get(name, ())]
     return max((value for value in found if value is not None), default=None)
 
