@@ -71,6 +71,16 @@ def join(parts: Iterable[Line], separator: Span) -> list[Span]:
     return joined
 
 
+def as_fits(parts: Sequence[Line], width: int, gap: str) -> list[Span]:
+    """As many parts side by side as fit whole; of the first one what fits."""
+    line: list[Span] = []
+    for part in parts:
+        if line and width_of(line) + len(gap) + width_of(part) > width:
+            break
+        line += [(gap, ""), *part] if line else cut(part, width)
+    return line
+
+
 def wrap(parts: Sequence[Line], width: int, gap: str) -> list[list[Span]]:
     """Puts parts side by side with `gap` between them, on as few lines as they need; none is broken."""
     lines: list[list[Span]] = []

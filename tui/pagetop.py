@@ -1,7 +1,7 @@
 """The Textual application: which screen is on, what every screen's keys do, and how the picture is kept up to date."""
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +19,40 @@ from pagedd.tui.session import Session
 from pagedd.tui.themes import Palette, make_palettes
 
 _TICK_S = 0.5
-SCREEN_NAMES = ("overview", "blocks", "requests", "prefixes", "events")
+
+
+def _blocks() -> View:
+    from pagedd.tui.screens.blocks import Blocks
+
+    return Blocks()
+
+
+def _requests() -> View:
+    from pagedd.tui.screens.requests import Requests
+
+    return Requests()
+
+
+def _prefixes() -> View:
+    from pagedd.tui.screens.prefixes import Prefixes
+
+    return Prefixes()
+
+
+def _events() -> View:
+    from pagedd.tui.screens.events import Events
+
+    return Events()
+
+
+# Made when they are first looked at: most of what they import is not needed for the first picture.
+SCREENS_BY_KEY: dict[str, Callable[[], View]] = {
+    "overview": Overview,
+    "blocks": _blocks,
+    "requests": _requests,
+    "prefixes": _prefixes,
+    "events": _events,
+}
 
 
 class Pagetop(App[None]):
@@ -31,12 +64,15 @@ class Pagetop(App[None]):
     """
 
     TITLE = "pagetop"
+    # Each keeps its own cursor, and what was opened on top of it.
+    MODES = SCREENS_BY_KEY
+    DEFAULT_MODE = "overview"
     COMMAND_PALETTE_BINDING = "colon"
     CSS = "Screen { scrollbar-size: 0 0; } Toast { max-width: 90%; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"show('{name}')", name.capitalize(), show=False)
-            for number, name in enumerate(SCREEN_NAMES, 1)
+            for number, name in enumerate(SCREENS_BY_KEY, 1)
         ),
         Binding("question_mark,f1", "help", "Help", show=False),
         Binding("p", "pause", "Pause", show=False),
@@ -63,9 +99,6 @@ class Pagetop(App[None]):
     def palette(self) -> Palette:
         palette = self.palettes[self.theme]
         return palette.greyed if self._is_grey else palette
-
-    def get_default_screen(self) -> Screen[None]:
-        return Overview()
 
     def on_mount(self) -> None:
         if self._record is not None:
@@ -99,9 +132,7 @@ class Pagetop(App[None]):
         """Goes to a screen by its name."""
         while len(self.screen_stack) > 1:
             self.pop_screen()
-        if not self.is_screen_installed(name):
-            self.install_screen(_make_screen(name), name)
-        self.switch_screen(name)
+        self.switch_mode(name)
         if filtering:
             self.call_after_refresh(lambda: self.screen.run_action("filter"))
 
@@ -140,7 +171,7 @@ class Pagetop(App[None]):
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        for name in SCREEN_NAMES:
+        for name in SCREENS_BY_KEY:
             yield SystemCommand(
                 name.capitalize(), f"Go to the screen: {name}", lambda name=name: self.action_show(name)
             )
@@ -178,26 +209,3 @@ class Pagetop(App[None]):
         for screen in self.screen_stack:
             if isinstance(screen, View):
                 screen.show_age()
-
-
-def _make_screen(name: str) -> View:
-    """Screens are made when they are first looked at: most of what they import is not needed for the first picture."""
-    match name:
-        case "blocks":
-            from pagedd.tui.screens.blocks import Blocks
-
-            return Blocks()
-        case "requests":
-            from pagedd.tui.screens.requests import Requests
-
-            return Requests()
-        case "prefixes":
-            from pagedd.tui.screens.prefixes import Prefixes
-
-            return Prefixes()
-        case "events":
-            from pagedd.tui.screens.events import Events
-
-            return Events()
-        case _:
-            return Overview()

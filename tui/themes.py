@@ -30,6 +30,7 @@ class Palette:
     """A style for each role, and the marks that go on top of any role.
 
     Attributes:
+        ground: of cells with nothing in them.
         selected: a row, or a sequence's blocks, that the cursor is on.
         cursor: the block that the cursor is on.
         taken: a block that was just given to a sequence.
@@ -38,6 +39,7 @@ class Palette:
     """
 
     theme: Theme
+    ground: Style
     styles: Mapping[str, Style]
     selected: Style
     cursor: Style
@@ -53,7 +55,7 @@ class Palette:
         """The same without colours: nothing on screen holds any more."""
         styles = dict.fromkeys(self.styles, self.grey)
         plain = Style(reverse=True)
-        return Palette(self.theme, styles, plain, plain, Style(), Style(), self.grey)
+        return Palette(self.theme, self.ground, styles, plain, plain, Style(), Style(), self.grey)
 
 
 def oklch(lightness: float, chroma: float, degrees: float) -> str:
@@ -96,8 +98,11 @@ class _Colours:
     warn: str
     bad: str
     selected: str
+    bar: str
     cached: tuple[str, str, str, str]
+    cached_tile: tuple[str, str, str, str] | None
     cached_ground: str
+    shared_tile: str
     hue_text: tuple[float, float]  # lightness, chroma
     hue_ground: tuple[float, float] | None
 
@@ -113,8 +118,11 @@ _DARK = _Colours(
     warn="#e5b454",
     bad="#ff7a72",
     selected="#1f2a3a",
-    cached=("#8a8069", "#746c5b", "#5f594d", "#4c4840"),
+    bar="#4286c9",
+    cached=("#6e654f", "#585140", "#443f33", "#353129"),
+    cached_tile=("#3f392c", "#322e24", "#27241d", "#1e1c18"),
     cached_ground="#2b2820",
+    shared_tile="#4a5668",
     hue_text=(0.83, 0.11),
     hue_ground=(0.33, 0.065),
 )
@@ -129,8 +137,11 @@ _LIGHT = _Colours(
     warn="#925f00",
     bad="#c01c28",
     selected="#dde9f8",
-    cached=("#8f7f56", "#a3956f", "#b7ab8c", "#cac1aa"),
+    bar="#3f83d1",
+    cached=("#b5a77f", "#c3b793", "#d0c7aa", "#ddd6c0"),
+    cached_tile=("#dacfae", "#e2d9bf", "#e9e2cf", "#f1ecdf"),
     cached_ground="#ece5d3",
+    shared_tile="#c3ccd8",
     hue_text=(0.42, 0.13),
     hue_ground=(0.91, 0.055),
 )
@@ -145,19 +156,22 @@ _CONTRAST = _Colours(
     warn="#ffb000",
     bad="#ff6b6b",
     selected="#003a9e",
+    bar="#ffff00",
     cached=("#ffffff", "#dcdcdc", "#b8b8b8", "#989898"),
+    cached_tile=None,
     cached_ground="#3a3a3a",
+    shared_tile="#606060",
     hue_text=(0.90, 0.14),
     hue_ground=None,
 )
 
 
 def _true_colour(name: str, colours: _Colours, *, dark: bool) -> Palette:
-    text, ground = colours.hue_text, colours.hue_ground
+    text, tile = colours.hue_text, colours.hue_ground
     owners = {
         f"own{hue}": Style(
             color=oklch(*text, _hue_degrees(hue)),
-            bgcolor=oklch(*ground, _hue_degrees(hue)) if ground is not None else None,
+            bgcolor=oklch(*tile, _hue_degrees(hue)) if tile is not None else None,
         )
         for hue in range(NUM_HUES)
     }
@@ -169,26 +183,29 @@ def _true_colour(name: str, colours: _Colours, *, dark: bool) -> Palette:
         "ok": colours.ok,
         "warn": colours.warn,
         "bad": colours.bad,
-        "bar": colours.accent,
-        "bar.cached": colours.cached[1],
+        "bar": colours.bar,
+        "bar.cached": colours.cached[0],
         "track": colours.faint,
         "frame": colours.faint,
-        "graph.out": colours.accent,
+        "graph.out": colours.bar,
         "graph.in": colours.dim,
         "state.decode": colours.ok,
         "state.prefill": colours.accent,
         "state.waiting": colours.dim,
         "state.preempted": colours.warn,
         "free": colours.faint,
-        **{f"cached{age}": colour for age, colour in enumerate(colours.cached)},
         "ended": colours.dim,
     }
     styles = {role: Style(color=colour) for role, colour in named.items()} | owners
+    tiles = colours.cached_tile or (None,) * len(colours.cached)
+    for age, (colour, cached_tile) in enumerate(zip(colours.cached, tiles, strict=True)):
+        styles[f"cached{age}"] = Style(color=colour, bgcolor=cached_tile)
     styles["strong"] = styles["title"] = Style(color=colours.foreground, bold=True)
     styles["key"] = Style(color=colours.accent, bold=True)
-    styles["shared"] = Style(color=colours.background, bgcolor=colours.dim, bold=True)
+    styles["shared"] = Style(color=colours.foreground, bgcolor=colours.shared_tile, bold=True)
     styles["ground.free"] = Style(bgcolor=colours.background)
     styles["ground.cached"] = Style(bgcolor=colours.cached_ground)
+    ground = Style(color=colours.foreground, bgcolor=colours.background)
     theme = Theme(
         name=name,
         primary=colours.accent,
@@ -206,12 +223,13 @@ def _true_colour(name: str, colours: _Colours, *, dark: bool) -> Palette:
     )
     return Palette(
         theme=theme,
-        styles=styles,
+        ground=ground,
+        styles={role: ground + style for role, style in styles.items()},
         selected=Style(bgcolor=colours.selected, bold=True),
         cursor=Style(color=colours.background, bgcolor=colours.accent, bold=True),
         taken=Style(color=colours.background, bgcolor=colours.foreground, bold=True),
         evicted=Style(color=colours.background, bgcolor=colours.warn),
-        grey=Style(color=colours.dim),
+        grey=Style(color=colours.faint, bgcolor=colours.background),
     )
 
 
@@ -253,6 +271,7 @@ def _sixteen_colours() -> Palette:
     styles["shared"] = Style(bold=True)
     return Palette(
         theme=_ansi_theme("16"),
+        ground=Style(),
         styles=styles,
         selected=Style(reverse=True),
         cursor=Style(color="cyan", reverse=True, bold=True),
@@ -271,6 +290,7 @@ def _no_colours() -> Palette:
         styles[role] = Style(bold=True)
     return Palette(
         theme=_ansi_theme("none"),
+        ground=Style(),
         styles=styles,
         selected=Style(reverse=True),
         cursor=Style(reverse=True, bold=True),

@@ -1,23 +1,23 @@
 """The batch: seats and token budget in use, who waits, and what a token costs."""
 
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, Span, cut
+from pagedd.tui.line import Line, Span, as_fits, cut, join
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.bars import bar
 from pagedd.tui.state import State
 
 _LABEL = 7
-_VALUE = 10  # " 4 096/…" and its like
+_VALUE = 8  # " 512/512"; a budget of thousands takes two cells more
 
 
 def batch_lines(state: State, width: int, glyphs: Glyphs) -> list[Line]:
     missing = glyphs.missing
-    bar_width = max(4, width - _LABEL - _VALUE)
+    bar_width = max(4, width - _LABEL - 11)
     energy = state.joules_per_token
     lines: list[list[Span]] = [
         _occupancy(state, "seats", "num_requests_running", "max_num_seqs", bar_width, glyphs),
         _occupancy(state, "tokens", "num_scheduled_tokens", "max_num_batched_tokens", bar_width, glyphs),
-        [*_waiting(state, glyphs)],
+        join(_waiting(state, glyphs), (glyphs.separator, "faint")),
         [
             ("energy ", "dim"),
             (numbers.decimal(energy, 6, 2, missing), ""),
@@ -32,23 +32,15 @@ def batch_lines(state: State, width: int, glyphs: Glyphs) -> list[Line]:
 
 def batch_row(state: State, width: int, glyphs: Glyphs) -> Line:
     """The same on one line."""
-    bar_width = max(6, min(20, (width - 50) // 2))
-    return cut(
-        [
-            *_occupancy(state, "seats", "num_requests_running", "max_num_seqs", bar_width, glyphs, label_width=6),
-            ("  ", ""),
-            *(
-                [
-                    *_occupancy(state, "tokens", "num_scheduled_tokens", "max_num_batched_tokens", bar_width, glyphs),
-                    ("  ", ""),
-                ]
-                if width >= 70
-                else []
-            ),
-            *_waiting(state, glyphs),
-        ],
-        width,
-    )
+    bar_width = max(6, min(24, (width - 62) // 2))
+    parts: list[Line] = [
+        _occupancy(state, "seats", "num_requests_running", "max_num_seqs", bar_width, glyphs, label_width=6),
+        _occupancy(state, "tokens", "num_scheduled_tokens", "max_num_batched_tokens", bar_width, glyphs),
+        *_waiting(state, glyphs),
+    ]
+    if width < 60:
+        del parts[1]
+    return as_fits(parts, width, "  ")
 
 
 def _occupancy(
@@ -61,16 +53,10 @@ def _occupancy(
     return [(label.ljust(label_width), "dim"), *bar(share, bar_width, glyphs), (value.rjust(_VALUE), "")]
 
 
-def _waiting(state: State, glyphs: Glyphs) -> list[Span]:
+def _waiting(state: State, glyphs: Glyphs) -> list[Line]:
     waiting, oldest_s = state.figure("num_requests_waiting"), state.figure("oldest_wait_s")
     num_preempted = sum(sequence.row.state == "preempted" for sequence in state.sequences)
-    spans: list[Span] = [("waiting", "dim"), (numbers.count(waiting, 4, glyphs.missing), "warn" if waiting else "")]
+    queue: list[Span] = [("waiting", "dim"), (numbers.count(waiting, 4, glyphs.missing), "warn" if waiting else "")]
     if waiting and oldest_s is not None:
-        spans.append((f" (oldest {numbers.duration(oldest_s)})", ""))
-    if state.frame is not None:
-        spans += [
-            (glyphs.separator, "faint"),
-            ("preempted", "dim"),
-            (numbers.count(num_preempted, 2), "warn" if num_preempted else ""),
-        ]
-    return spans
+        queue += [(f" (oldest {numbers.duration(oldest_s)})", "")]
+    return [queue, [("preempted", "dim"), (numbers.count(num_preempted, 2), "warn" if num_preempted else "")]]

@@ -16,7 +16,7 @@ from pagedd.tui.pool import CACHED, ENDED, NUM_AGES, OWNED, SHARED
 
 GROUP = 8
 # A run's cell has a ground of its own, which those of these looks would hide.
-_LEVEL_ROLES = {SHARED: "strong", ENDED: "dim"}
+_LEVEL_ROLES = {SHARED: "dim", ENDED: "faint"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def figure_lines(sequence: Sequence, block_size: int, width: int, glyphs: Glyphs
         [("computed ", "dim"), (f"{row.num_computed_tokens} tokens", "")],
         [("out ", "dim"), (f"{row.num_output_tokens} tokens", "")],
         [("speed", "dim"), (f"{numbers.decimal(sequence.tokens_per_s, 7, 1, missing)} tok/s", "")],
-        [("first token", "dim"), (numbers.milliseconds(row.first_token_s, missing), "")],
+        [("first token ", "dim"), (numbers.milliseconds(row.first_token_s, missing).strip(), "")],
         [("blocks ", "dim"), (str(row.num_blocks), "")],
         [("wasted slots ", "dim"), (missing if wasted is None else str(wasted), "")],
         [("preempted ", "dim"), (f"{row.num_preemptions} times", "warn" if row.num_preemptions else "")],

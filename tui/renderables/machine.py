@@ -2,7 +2,7 @@
 
 from pagedd.client.protocol import Device, Machine
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, Span, cut, fit, printable
+from pagedd.tui.line import Line, Span, as_fits, cut, fit, printable
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.bars import bar
 from pagedd.tui.state import State
@@ -37,21 +37,21 @@ def machine_row(state: State, width: int, glyphs: Glyphs) -> Line:
     else:
         used, total = (None, None) if machine is None else (machine.memory_used_bytes, machine.memory_total_bytes)
         name, extra = "cpu", []
-    extra.append(_temperature(state, glyphs))
-    bar_width = max(6, min(24, (width - 40) // 2))
-    memory = _memory(used, total, glyphs)
-    return cut(
+    bar_width = max(6, min(24, (width - 44) // 2))
+    memory: list[Span] = [("mem ", "dim")]
+    if width >= 60:
+        memory += bar(_share(used, total), bar_width, glyphs)
+    parts: list[Line] = [
         [
             (f"{name:<6}", "dim"),
             *bar(state.busy(), bar_width, glyphs),
-            (f"{numbers.whole_percent(state.busy(), glyphs.missing)}  ", ""),
-            ("mem ", "dim"),
-            *(bar(_share(used, total), bar_width, glyphs) if width >= 70 else []),
-            (memory, ""),
-            *((f"  {part}", "dim") for part in extra),
+            (numbers.whole_percent(state.busy(), glyphs.missing), ""),
         ],
-        width,
-    )
+        [*memory, (_memory(used, total, glyphs), "")],
+        *([(part, "dim")] for part in extra),
+        [(_temperature(state, glyphs), "dim")],
+    ]
+    return as_fits(parts, width, "  ")
 
 
 def _device_lines(device: Device, width: int, glyphs: Glyphs) -> list[Line]:

@@ -67,7 +67,10 @@ def _largest_first(nodes: list[PrefixNode], sizes: dict[str, int]) -> list[Prefi
 def prefix_header(width: int) -> Line:
     columns = _columns(width)
     room = _room(columns, width)
-    return [(fit("first words", room), "dim"), *((_GAP + name.rjust(column), "dim") for name, column in columns)]
+    return [
+        (fit("first words", room), "dim"),
+        *((_GAP + (name.ljust(column) if name == "who" else name.rjust(column)), "dim") for name, column in columns),
+    ]
 
 
 def prefix_line(branch: Branch, pool_blocks: int, width: int, glyphs: Glyphs) -> Line:

@@ -1,7 +1,7 @@
 """Tokens per second in and out with their recent past, and the latencies that clients see."""
 
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, Span, cut
+from pagedd.tui.line import Line, Span, as_fits, cut
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.graphs import graph
 from pagedd.tui.state import State
@@ -37,26 +37,19 @@ def throughput_row(state: State, width: int, glyphs: Glyphs) -> Line:
     """The same on one line."""
     missing = glyphs.missing
     out, taken = state.rates["output_tokens"], state.rates["prompt_tokens"]
-    graph_width = max(0, min(20, (width - 60) // 2))
+    graph_width = max(0, min(24, width - 72))
     bound = numbers.rounded_maximum(state.series["output_tokens"].maximum(graph_width * 2))
     curve = graph(state.series["output_tokens"].last(graph_width * 2), bound, graph_width, 1, glyphs)[0]
-    bounds: list[Span] = [(numbers.count(bound, 5), "faint"), (curve, "graph.out")] if graph_width else []
+    curves: list[Span] = [(numbers.count(bound, 5), "faint"), (curve, "graph.out")] if graph_width >= 5 else []
     first = numbers.milliseconds(state.figure("first_token_seconds_p50"), missing)
     gap = numbers.milliseconds(state.figure("inter_token_seconds_p50"), missing)
-    return cut(
-        [
-            ("out   ", "dim"),
-            *bounds,
-            (f"{numbers.count(out, 6, missing)} tok/s", "strong"),
-            ("  in", "dim"),
-            (f"{numbers.count(taken, 7, missing)} tok/s", ""),
-            ("  first", "dim"),
-            (first, ""),
-            ("  gap", "dim"),
-            (gap, ""),
-        ],
-        width,
-    )
+    parts: list[Line] = [
+        [("out   ", "dim"), *curves, (f"{numbers.count(out, 6, missing)} tok/s", "strong")],
+        [("in", "dim"), (f"{numbers.count(taken, 7, missing)} tok/s", "")],
+        [("first", "dim"), (first, "")],
+        [("gap", "dim"), (gap, "")],
+    ]
+    return as_fits(parts, width, "  ")
 
 
 def _graph_lines(

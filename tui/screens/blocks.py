@@ -32,7 +32,7 @@ class Blocks(ActingView):
     Blocks BlockMap { margin-top: 1; margin-bottom: 1; }
     Blocks BlockWords { height: 2; }
     Blocks #holders { width: 36; }
-    Blocks.flat #cache { border: none; }
+    Blocks.flat #cache, Blocks.flat #cache:focus-within { border: none; }
     Blocks.flat BlockMap { margin: 0; }
     """
     AUTO_FOCUS = "BlockMap"

@@ -46,8 +46,8 @@ class Overview(ActingView):
     Overview #cache:focus-within { border: round $border; }
     Overview.ascii #cache { border: ascii $border-blurred; }
     Overview #figures { height: 2; }
-    Overview.flat #cache { border: none; }
-    Overview.flat RequestList { border: none; }
+    Overview.flat #cache, Overview.flat #cache:focus-within { border: none; }
+    Overview.flat RequestList, Overview.flat RequestList:focus { border: none; }
     """
     AUTO_FOCUS = "RequestList"
 

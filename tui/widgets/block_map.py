@@ -22,7 +22,6 @@ from pagedd.tui.widgets.pane import Look
 
 _LIT = Style(reverse=True, bold=True)
 _PARTIAL = Style(underline=True)
-_GAP = Style()
 
 
 class BlockMap(Widget, can_focus=True):
@@ -169,10 +168,12 @@ class BlockMap(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         row = y + self._top
         if self.pool is None or row >= self.grid.num_rows:
-            return Strip.blank(self.size.width)
+            return Strip.blank(self.size.width, self.look.palette.ground)
         strip = self._strips.get(row)
         if strip is None:
-            strip = self._strips[row] = Strip(self._segments(row)).adjust_cell_length(self.size.width)
+            strip = self._strips[row] = Strip(self._segments(row)).adjust_cell_length(
+                self.size.width, self.look.palette.ground
+            )
         return strip
 
     def _fit(self) -> bool:
@@ -213,7 +214,7 @@ class BlockMap(Widget, can_focus=True):
         for column, block in enumerate(cells):
             if column % GROUP == 0:
                 yield Segment(text, style)
-                text, style = " ", _GAP
+                text, style = " ", self.look.palette.ground
             glyph, glyph_style = self._cell(block)
             if glyph_style is not style:
                 yield Segment(text, style)
@@ -240,7 +241,7 @@ class BlockMap(Widget, can_focus=True):
             elif any(map(self._taken.__contains__, run)):
                 style = palette.taken
             elif self._lit and any(map(self._lit.__contains__, run)):
-                style = self._lit_style(style)
+                style = self._lit_style(style) if per_cell == 1 else self._lit_run_style(style)
         if block <= self.pointed < block + per_cell and (self.has_focus or self._hovered is not None):
             style = palette.cursor
         return cell.glyph, style
@@ -259,9 +260,13 @@ class BlockMap(Widget, can_focus=True):
             style = self.look.palette.style(cell.role)
             if cell.ground:
                 # The cell's own ground would hide how high the level is.
-                style = Style(color=style.color) + self.look.palette.style(cell.ground)
+                style = self.look.palette.style(cell.ground) + Style(color=style.color, bold=style.bold)
             self._run_styles[cell] = style
         return style
+
+    def _lit_run_style(self, style: Style) -> Style:
+        """A run keeps its ground, against which its level stands out."""
+        return style + Style(color=self.look.palette.style("strong").color, bold=True)
 
     def _lit_style(self, style: Style) -> Style:
         lit = self._lit_styles.get(style)

@@ -165,13 +165,14 @@ class ListPane(Pane, Generic[Item], can_focus=True):
 
     def _paint(self, y: int) -> Strip:
         strip = super()._paint(y)
-        over = self._rest_style(y)
-        return strip if over is None else Strip([Segment(text, (style or Style()) + over) for text, style, _ in strip])
+        if not self._is_cursor(y):
+            return strip
+        over = self.look.palette.selected
+        return Strip([Segment(text, (style or Style()) + over) for text, style, _ in strip])
 
-    def _rest_style(self, y: int) -> Style | None:
-        if y != self._cursor_y or not self._items:
-            return None
-        return self.look.palette.selected if self.has_focus else _UNDERLINE
+    def _rest_style(self, y: int) -> Style:
+        ground = super()._rest_style(y)
+        return ground + self.look.palette.selected if self._is_cursor(y) else ground
 
-
-_UNDERLINE = Style(underline=True)
+    def _is_cursor(self, y: int) -> bool:
+        return y == self._cursor_y and bool(self._items) and self.has_focus

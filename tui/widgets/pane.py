@@ -29,7 +29,7 @@ class Pane(Widget):
     """Shows what `show` was given last."""
 
     DEFAULT_CSS = """
-    Pane { height: 1fr; }
+    Pane { width: 1fr; height: 1fr; }
     Pane.framed { border: round $border-blurred; border-title-color: $foreground; padding: 0 1; }
     Pane.framed:focus { border: round $border; }
     .ascii Pane.framed { border: ascii $border-blurred; }
@@ -66,7 +66,7 @@ class Pane(Widget):
 
     def render_line(self, y: int) -> Strip:
         if y >= len(self._lines):
-            return Strip.blank(self.size.width)
+            return Strip.blank(self.size.width, self.look.palette.ground)
         strip = self._strips[y]
         if strip is None or strip.cell_length != self.size.width:
             strip = self._strips[y] = self._paint(y).adjust_cell_length(self.size.width, self._rest_style(y))
@@ -76,9 +76,9 @@ class Pane(Widget):
         style = self.look.palette.style
         return Strip([Segment(text, style(role)) for text, role in self._lines[y] if text])
 
-    def _rest_style(self, y: int) -> Style | None:
+    def _rest_style(self, y: int) -> Style:
         """What the rest of a line looks like."""
-        return None
+        return self.look.palette.ground
 
     def _forget(self, y: int) -> None:
         if y < len(self._strips):

@@ -5,6 +5,7 @@ leave, so that every screen has something to show.
 """
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
 from pagedd.client.protocol import (
@@ -59,6 +60,7 @@ class FakeEngine:
         num_devices: int = 1,
         tokens_per_frame: int = 6,
         prompt_tokens: tuple[int, int] = (64, 900),
+        chunk_tokens: int = 128,
         seed: int = 1,
     ) -> None:
         self.num_blocks = num_blocks
@@ -67,6 +69,7 @@ class FakeEngine:
         self._num_requests = num_requests
         self._tokens_per_frame = tokens_per_frame
         self._prompt_tokens = prompt_tokens
+        self._chunk_tokens = chunk_tokens
         self._draw = random.Random(seed)
         self._time_s = START_S
         self._sequences: list[_Sequence] = []
@@ -76,7 +79,7 @@ class FakeEngine:
         self._totals = dict.fromkeys(
             ("generation", "prompt", "evictions", "preemptions", "queries", "hits", "steps"), 0
         )
-        self._free = list(range(num_blocks))
+        self._free = deque(range(num_blocks))
         self._cached: dict[int, float] = {}  # block: last use
         self._ref_counts = bytearray(num_blocks)
         self._fills = bytearray(num_blocks)
@@ -144,7 +147,7 @@ class FakeEngine:
     def _play(self) -> None:
         while len(self._sequences) < self._num_requests:
             self._arrive()
-        budget = 512
+        budget = 4 * self._chunk_tokens
         for sequence in list(self._sequences):
             running = sum(other.state in ("prefill", "decode") for other in self._sequences)
             if sequence.state in ("waiting", "preempted") and running < self.max_num_seqs:
@@ -184,7 +187,7 @@ class FakeEngine:
             self._totals["hits"] += sequence.num_cached_tokens
 
     def _prefill(self, sequence: _Sequence, budget: int) -> int:
-        chunk = min(budget, 128, sequence.num_prompt_tokens - sequence.num_computed_tokens)
+        chunk = min(budget, self._chunk_tokens, sequence.num_prompt_tokens - sequence.num_computed_tokens)
         if not self._compute(sequence, chunk):
             return 0
         self._totals["prompt"] += chunk
@@ -221,7 +224,7 @@ class FakeEngine:
 
     def _take(self) -> int | None:
         if self._free:
-            block = self._free.pop(0)
+            block = self._free.popleft()
         elif self._cached:
             block = min(self._cached, key=lambda block: self._cached[block])
             del self._cached[block]
@@ -250,7 +253,7 @@ class FakeEngine:
                 self._cached[block] = self._time_s
             else:
                 self._fills[block] = 0
-                self._free.insert(0, block)
+                self._free.appendleft(block)
 
     def _note(self, kind: str, reason: str, request_id: str = "") -> None:
         seq = self._events[-1].seq + 1 if self._events else 1
