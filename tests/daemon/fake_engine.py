@@ -28,6 +28,7 @@ class Prompt(IntEnum):
     VANISH = 1003
     HANG = 1004
     SLOW = 1005
+    PREEMPT = 1006  # in its first step it loses its seat to a request called `other`
 
 
 class FakeEngine:
@@ -53,6 +54,7 @@ class FakeEngine:
 
     def step(self) -> list[SequenceOutput]:
         self.num_steps += 1
+        self.preemptions = []
         outputs = []
         for request_id, (request, done) in list(self.live.items()):
             match request.prompt_token_ids[0]:
@@ -64,6 +66,10 @@ class FakeEngine:
                     time.sleep(600)
                 case Prompt.SLOW:
                     time.sleep(0.02)
+                case Prompt.PREEMPT if done == 0:
+                    self.preemptions.append(
+                        Preemption(request_id=request_id, choice_index=0, by_request_id="other", for_what="seat")
+                    )
             done += 1
             self.live[request_id] = (request, done)
             is_last = done == request.params.max_tokens

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -105,11 +106,10 @@ def load(client: Client) -> Iterator[Callable[[int], None]]:
                 generation.cancel()
 
 
-def until(is_so: Callable[[], bool], tries: int = 2000) -> None:
-    for _ in range(tries):
-        if is_so():
-            return
-    raise AssertionError("it never came to be so")
+def until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never came to be so"
 
 
 def test_at_rest_after_a_load_all_three_say_the_same_of_every_figure(
