@@ -60,6 +60,29 @@ class ProcessMeter:
             return None, None
 
 
+class HostMeter:
+    """CPU of the whole machine. psutil's own meter remembers for each thread apart, and readings come from several."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self.cpu_percent()
+
+    def cpu_percent(self) -> float | None:
+        """0–100 of all cores together since the last call."""
+        last, self._last = self._last, reading(self._times)
+        if last is None or self._last is None:
+            return None
+        busy_s, total_s = self._last[0] - last[0], self._last[1] - last[1]
+        return number(100 * busy_s / total_s, 100) if total_s > 0 else None
+
+    @staticmethod
+    def _times() -> tuple[float, float]:
+        """(busy, all) seconds since boot. What guests used is counted as the host's already."""
+        times = psutil.cpu_times()
+        total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        return total_s - times.idle - getattr(times, "iowait", 0.0), total_s
+
+
 class Telemetry:
     """Reads everything when it is asked, at most five times a second, and does nothing in between.
 
@@ -70,6 +93,7 @@ class Telemetry:
     def __init__(self, nvml: Nvml | None = None) -> None:
         """`nvml` replaces the real one, which is loaded when the first CUDA engine is seen."""
         self._nvml = nvml
+        self._host = HostMeter()
         self._front = ProcessMeter()
         self._engine: ProcessMeter | None = None
         self._engine_pid: int | None = None
@@ -104,7 +128,7 @@ class Telemetry:
         engine_cores, engine_rss = self._engine.read() if self._engine is not None else (None, None)
         memory = reading(psutil.virtual_memory)
         total, available = number(getattr(memory, "total", None)), number(getattr(memory, "available", None))
-        cpu_percent = number(reading(psutil.cpu_percent), 100)
+        cpu_percent = self._host.cpu_percent()
         cpu_joules, cpu_watts = self._rapl.read()
         gpus = self._meters(device)
         devices = [gpu.read(engine_pid) for gpu in gpus]

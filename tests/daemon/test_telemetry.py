@@ -2,6 +2,8 @@
 
 import os
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ import pytest
 from pagedd.client.protocol import Machine
 from pagedd.daemon import telemetry as telemetry_module
 from pagedd.daemon.rapl import Rapl
-from pagedd.daemon.telemetry import ProcessMeter, Telemetry, TelemetryCollector
+from pagedd.daemon.telemetry import HostMeter, ProcessMeter, Telemetry, TelemetryCollector
 
 from .fake_nvml import FakeNvml
 
@@ -67,16 +69,18 @@ def test_processes_show_their_memory_and_the_host_its_own() -> None:
     assert seen.machine.num_cores == psutil.cpu_count()
 
 
-@pytest.mark.parametrize("call", ["virtual_memory", "cpu_percent", "sensors_temperatures"])
+@pytest.mark.parametrize("call", ["virtual_memory", "cpu_times", "sensors_temperatures"])
 def test_what_a_container_does_not_tell_costs_its_own_figures(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: object) -> None:
         raise OSError("not here")
 
     monkeypatch.setattr(psutil, call, fails, raising=False)
-    machine = Telemetry().read(None, "cpu").machine
+    telemetry = Telemetry()
+    time.sleep(0.03)  # the kernel counts in hundredths
+    machine = telemetry.read(None, "cpu").machine
     missing = {
         "virtual_memory": {"memory_used_bytes", "memory_total_bytes"},
-        "cpu_percent": {"cpu_percent"},
+        "cpu_times": {"cpu_percent"},
         "sensors_temperatures": {"temperature_c"},
     }
     for name in ("cpu_percent", "memory_used_bytes", "memory_total_bytes"):
@@ -88,6 +92,24 @@ def test_the_temperature_is_the_processors_hottest(monkeypatch: pytest.MonkeyPat
     readings = {name: [SimpleNamespace(current=celsius) for celsius in values] for name, values in sensors.items()}
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: readings, raising=False)
     assert Telemetry().read(None, "cpu").machine.temperature_c == 55.0
+
+
+def test_the_cpu_share_is_that_since_the_last_reading_whatever_thread_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = SimpleNamespace(user=10.0, system=0.0, idle=90.0, iowait=0.0, guest=0.0)
+
+    class Times(SimpleNamespace):
+        def __iter__(self) -> Iterator[float]:
+            return iter(vars(self).values())
+
+    monkeypatch.setattr(psutil, "cpu_times", lambda: Times(**vars(times)))
+    meter = HostMeter()
+    assert meter.cpu_percent() is None  # no time has passed
+    times.user, times.idle, times.iowait, times.guest = 12.0, 95.0, 3.0, 1.0
+    seen: list[float | None] = []
+    reader = threading.Thread(target=lambda: seen.append(meter.cpu_percent()))
+    reader.start()
+    reader.join()
+    assert seen == [20.0]
 
 
 def test_no_engine_and_a_dead_engine_have_no_figures() -> None:
