@@ -228,6 +228,7 @@ class FakeEngine:
         elif self._cached:
             block = min(self._cached, key=lambda block: self._cached[block])
             del self._cached[block]
+            self._prefix = {user: prefix for user, prefix in self._prefix.items() if block not in prefix}
             self._totals["evictions"] += 1
             if self._totals["evictions"] % 64 == 1:
                 self._note("eviction", "64 cached blocks were given up for new tokens")

@@ -84,7 +84,9 @@ class Pagetop(App[None]):
 
     def __init__(self, session: Session, *, theme: str, glyphs: Glyphs, record: Path | None = None) -> None:
         self.palettes = make_palettes()
-        super().__init__()
+        # Under NO_COLOR Textual takes colours out; this has it do so before it makes greys of them.
+        super().__init__(ansi_color=True)
+        self.ansi_color = None
         self.session = session
         self.glyphs = glyphs
         self._record = record

@@ -91,7 +91,7 @@ class Pool:
         is_new = len(blocks.states) != len(self._states)
         if is_new:
             self._owners = bytearray([ENDED]) * len(blocks.states)
-            self.tables, self._owner_looks = {}, {}
+            self.tables, self._owner_looks, self._states = {}, {}, b""
         taken, evicted = self._follow(blocks, tables, marks, num_cached_tokens)
         before, before_partial = self.looks, self.partial
         self._draw(blocks)

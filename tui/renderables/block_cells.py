@@ -84,7 +84,6 @@ def block_cells(glyphs: Glyphs) -> list[Cell]:
     return cells
 
 
-@lru_cache(maxsize=16384)
 def run_cell(looks: bytes, is_unicode: bool) -> Cell:
     """The cell of a run of blocks: its height is the share that is used, its hue that of whoever has most of them.
 

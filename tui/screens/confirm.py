@@ -24,7 +24,7 @@ class Confirm(ModalScreen[bool | int | None]):
     Confirm { align: center middle; background: $background 60%; }
     Confirm:ansi { background: transparent; }
     Confirm > Vertical {
-        width: 64; max-width: 96%; height: 5; border: round $border; padding: 0 1; background: $background;
+        width: 76; max-width: 96%; height: 5; border: round $border; padding: 0 1; background: $background;
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

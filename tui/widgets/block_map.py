@@ -22,6 +22,8 @@ from pagedd.tui.widgets.pane import Look
 
 _LIT = Style(reverse=True, bold=True)
 _PARTIAL = Style(underline=True)
+# Runs that look alike are drawn alike; a pool has more kinds of them than anybody needs to keep.
+_MAX_RUNS = 20_000
 
 
 class BlockMap(Widget, can_focus=True):
@@ -61,7 +63,8 @@ class BlockMap(Widget, can_focus=True):
         self._evicted: frozenset[int] = frozenset()
         self._strips: dict[int, Strip] = {}
         self._styles: tuple[list[Cell], list[Style], list[Style]] | None = None
-        self._run_styles: dict[Cell, Style] = {}
+        self._runs: dict[bytes, tuple[str, Style]] = {}
+        self._run_styles: dict[Style, Style] = {}
         self._lit_styles: dict[Style, Style] = {}
 
     @property
@@ -111,6 +114,7 @@ class BlockMap(Widget, can_focus=True):
     def repaint(self) -> None:
         self._strips.clear()
         self._styles = None
+        self._runs.clear()
         self._run_styles.clear()
         self._lit_styles.clear()
         self.refresh()
@@ -208,43 +212,76 @@ class BlockMap(Widget, can_focus=True):
 
     def _segments(self, row: int) -> Iterator[Segment]:
         """The label, then the cells; those that look alike side by side are one segment."""
-        grid = self.grid
+        grid, palette = self.grid, self.look.palette
         cells = grid.cells(row)
-        text, style = f"{cells.start:0{grid.label_width}}", self.look.palette.style("faint")
+        cell_of = self._block_cell if grid.per_cell == 1 else self._run_cell
+        over = self._overlay(row)
+        text, style = f"{cells.start:0{grid.label_width}}", palette.style("faint")
         for column, block in enumerate(cells):
             if column % GROUP == 0:
                 yield Segment(text, style)
-                text, style = " ", self.look.palette.ground
-            glyph, glyph_style = self._cell(block)
+                text, style = " ", palette.ground
+            glyph, glyph_style = cell_of(block)
+            if over and column in over:
+                glyph_style = self._over(glyph_style, over[column])
             if glyph_style is not style:
                 yield Segment(text, style)
                 text, style = "", glyph_style
             text += glyph
         yield Segment(text, style)
 
-    def _cell(self, block: int) -> tuple[str, Style]:
-        """What the cell that begins with `block` shows. Equal looks have the same style object."""
+    def _block_cell(self, block: int) -> tuple[str, Style]:
+        """A cell of one block. Equal looks have the same style object."""
         assert self.pool is not None
-        palette, per_cell = self.look.palette, self.grid.per_cell
-        looks, plain, partial = self._cell_styles()
-        if per_cell == 1:
-            look = self.pool.looks[block]
-            cell = looks[look]
-            style = partial[look] if self.pool.partial[block] else plain[look]
-        else:
-            cell = run_cell(self.pool.looks[block : block + per_cell], self.look.glyphs.is_unicode)
-            style = self._run_style(cell)
-        if self._taken or self._evicted or self._lit:
-            run = range(block, block + per_cell)
-            if any(map(self._evicted.__contains__, run)):
-                style = palette.evicted
-            elif any(map(self._taken.__contains__, run)):
-                style = palette.taken
-            elif self._lit and any(map(self._lit.__contains__, run)):
-                style = self._lit_style(style) if per_cell == 1 else self._lit_run_style(style)
-        if block <= self.pointed < block + per_cell and (self.has_focus or self._hovered is not None):
-            style = palette.cursor
-        return cell.glyph, style
+        cells, plain, partial = self._cell_styles()
+        look = self.pool.looks[block]
+        return cells[look].glyph, partial[look] if self.pool.partial[block] else plain[look]
+
+    def _run_cell(self, block: int) -> tuple[str, Style]:
+        """A cell of the run that begins with `block`."""
+        assert self.pool is not None
+        looks = self.pool.looks[block : block + self.grid.per_cell]
+        known = self._runs.get(looks)
+        if known is None:
+            if len(self._runs) >= _MAX_RUNS:
+                self._runs.clear()
+            cell = run_cell(looks, self.look.glyphs.is_unicode)
+            style = self.look.palette.style(cell.role)
+            if cell.ground:
+                # The cell's own ground would hide how high the level is.
+                style = self.look.palette.style(cell.ground) + Style(color=style.color, bold=style.bold)
+            # The few styles that there are, each as one object.
+            known = self._runs[looks] = cell.glyph, self._run_styles.setdefault(style, style)
+        return known
+
+    def _overlay(self, row: int) -> dict[int, str]:
+        """What goes over the cells of a row, by column; the later the stronger."""
+        grid = self.grid
+        start, end = row * grid.blocks_per_row, (row + 1) * grid.blocks_per_row
+        over: dict[int, str] = {}
+        for kind, blocks in (("lit", self._lit), ("taken", self._taken), ("evicted", self._evicted)):
+            # Whichever is shorter: the blocks of a row, or those that are marked.
+            near = blocks.intersection(range(start, end)) if len(blocks) > end - start else blocks
+            over |= {(block - start) // grid.per_cell: kind for block in near if start <= block < end}
+        if start <= self.pointed < end and (self.has_focus or self._hovered is not None):
+            over[(self.pointed - start) // grid.per_cell] = "cursor"
+        return over
+
+    def _over(self, style: Style, kind: str) -> Style:
+        palette = self.look.palette
+        match kind:
+            case "cursor":
+                return palette.cursor
+            case "taken":
+                return palette.taken
+            case "evicted":
+                return palette.evicted
+        lit = self._lit_styles.get(style)
+        if lit is None:
+            # A run keeps its ground, against which its level stands out.
+            bright = Style(color=palette.style("strong").color, bold=True)
+            lit = self._lit_styles[style] = style + (_LIT if self.grid.per_cell == 1 else bright)
+        return lit
 
     def _cell_styles(self) -> tuple[list[Cell], list[Style], list[Style]]:
         """For each look its cell, its style, and its style when the block has room left. Made once a palette."""
@@ -253,23 +290,3 @@ class BlockMap(Widget, can_focus=True):
             plain = [self.look.palette.style(cell.role) for cell in cells]
             self._styles = cells, plain, [style + _PARTIAL for style in plain]
         return self._styles
-
-    def _run_style(self, cell: Cell) -> Style:
-        style = self._run_styles.get(cell)
-        if style is None:
-            style = self.look.palette.style(cell.role)
-            if cell.ground:
-                # The cell's own ground would hide how high the level is.
-                style = self.look.palette.style(cell.ground) + Style(color=style.color, bold=style.bold)
-            self._run_styles[cell] = style
-        return style
-
-    def _lit_run_style(self, style: Style) -> Style:
-        """A run keeps its ground, against which its level stands out."""
-        return style + Style(color=self.look.palette.style("strong").color, bold=True)
-
-    def _lit_style(self, style: Style) -> Style:
-        lit = self._lit_styles.get(style)
-        if lit is None:
-            lit = self._lit_styles[style] = style + _LIT
-        return lit

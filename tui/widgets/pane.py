@@ -17,6 +17,8 @@ from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line
 from pagedd.tui.themes import Palette
 
+_GROUNDLESS = frozenset(("", "dim", "faint", "strong", "accent", "ok", "warn", "bad", "key"))
+
 
 class Look(Protocol):
     """What panels ask of their app."""
@@ -74,7 +76,19 @@ class Pane(Widget):
 
     def _paint(self, y: int) -> Strip:
         style = self.look.palette.style
-        return Strip([Segment(text, style(role)) for text, role in self._lines[y] if text])
+        segments: list[Segment] = []
+        last, joined = "", ""
+        for text, role in self._lines[y]:
+            # A gap looks the same in any role that has no ground of its own; it goes with what is before it.
+            if role == last or (not role and text.isspace() and last in _GROUNDLESS):
+                joined += text
+            else:
+                if joined:
+                    segments.append(Segment(joined, style(last)))
+                last, joined = role, text
+        if joined:
+            segments.append(Segment(joined, style(last)))
+        return Strip(segments)
 
     def _rest_style(self, y: int) -> Style:
         """What the rest of a line looks like."""
