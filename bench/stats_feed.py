@@ -59,6 +59,7 @@ from pagedd.engine.step import Sampled, Step
 
 BLOCK_SIZE = 16
 NUM_SEQUENCES = 64
+MAX_TOKENS = 4000  # of an answer, which must last as long as all windows
 _SETTLE_S = {"sockets": 0.3, "pagetop": 2.0}
 _SCREEN = (48, 160)  # rows, columns
 
@@ -70,7 +71,8 @@ async def step_times(
     args: argparse.Namespace, watch: Callable[[Endpoints], contextlib.AbstractAsyncContextManager[None]]
 ) -> tuple[list[float], list[float]]:
     """Seconds a step in windows without and with subscribers, in turn; one more without."""
-    flags = ["--model", args.model, "--num-blocks", "2048", "--max-num-seqs", str(args.sequences)]
+    num_blocks = args.sequences * (MAX_TOKENS // BLOCK_SIZE + 2)
+    flags = ["--model", args.model, "--num-blocks", str(num_blocks), "--max-num-seqs", str(args.sequences)]
     if args.num_threads is not None:
         flags += ["--num-threads", str(args.num_threads)]
     async with running_daemon(flags) as daemon:
@@ -96,7 +98,7 @@ async def step_times(
 
 
 async def _answer(client: AsyncClient, number: int) -> None:
-    await client.generate(f"Story {number}:", max_tokens=1900, ignore_eos=True, temperature=0.0).result()
+    await client.generate(f"Story {number}:", max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0).result()
 
 
 async def _window(client: AsyncClient, seconds: float) -> float:

@@ -112,7 +112,7 @@ def render_figures(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
 def render_prefixes(tree: Prefixes, glyphs: Glyphs) -> list[str]:
     """A row for each run of blocks without a branch; what continues it stands below, further in."""
     levels: dict[str, int] = {"": -1}
-    rows = [["digest", "blocks", "tokens", "hits", "used", "state", "who", "begins with"]]
+    rows = [["digest", "blocks", "tokens", "hits", "idle", "state", "who", "begins with"]]
     for node in tree.nodes:
         level = levels[node.digest] = levels.get(node.parent, -1) + 1
         rows.append(

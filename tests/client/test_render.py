@@ -165,7 +165,7 @@ def test_prefixes_are_a_tree_with_what_continues_a_run_further_in() -> None:
     )
     assert render_prefixes(tree, UNICODE) == [
         "9 blocks are indexed; 6 of them are shown",
-        "digest  blocks  tokens  hits   used  state   who      begins with",
+        "digest  blocks  tokens  hits   idle  state   who      begins with",
         "d1           2       8     3  4.0 s  mixed   ana      You are kind",
         "d2           2       8     0  0.0 s  cached  ana        and brief\N{REPLACEMENT CHARACTER}[2J",
         "d3           2       8     0  0.0 s  cached  anybody  –",
