@@ -23,6 +23,7 @@ Figures = dict[str, float | None]
 
 # CPU shares over a shorter time are noise, and several readers may ask at once.
 _MIN_INTERVAL_S = 0.2
+_STALE_S = 2.0
 # Reading every sensor of a board opens dozens of files.
 _SLOW_INTERVAL_S = 2.0
 # The sensors of processors, by the names of their drivers in Linux.
@@ -86,8 +87,8 @@ class HostMeter:
 class Telemetry:
     """Reads everything when it is asked, at most five times a second, and does nothing in between.
 
-    Any thread may ask. While one reads, which may take long when a driver does not answer, the others get the reading
-    before.
+    Any thread may ask. While one reads, the others get the reading before; when it reads for seconds, because a driver
+    does not answer, there are no figures: old ones would pass for new.
     """
 
     def __init__(self, nvml: Nvml | None = None) -> None:
@@ -101,8 +102,8 @@ class Telemetry:
         self._temperature_c = _Seldom(_cpu_temperature_c)
         self._rapl = Rapl()
         self._reading = threading.Lock()
-        self._read_s = -math.inf
-        self.last = Reading()
+        self._began_s = self._read_s = -math.inf
+        self._last = Reading()
 
     def read(self, engine_pid: int | None, device: str | None) -> Reading:
         """The newest reading. `device` is what the engine chose (`cpu`, `cuda:0`), None while there is no engine.
@@ -110,13 +111,14 @@ class Telemetry:
         Figures' names end in their unit: `_bytes`, `_watts`, `_celsius`, `_joules`, `_ratio` (0–1), `_cores` (1.0 = one
         busy).
         """
+        now_s = time.monotonic()
         if not self._reading.acquire(blocking=False):
-            return self.last
+            return self._last if now_s - self._began_s < _STALE_S else Reading()
         try:
-            now_s = time.monotonic()
             if now_s - self._read_s >= _MIN_INTERVAL_S or engine_pid != self._engine_pid:
-                self.last, self._read_s = self._read(engine_pid, device), now_s
-            return self.last
+                self._began_s = now_s
+                self._last, self._read_s = self._read(engine_pid, device), now_s
+            return self._last
         finally:
             self._reading.release()
 

@@ -141,11 +141,11 @@ class _Door:
                 case _:
                     self._handle(peer, peer.caller, message)
         except PageddError as error:
+            self._service.note_failure(error.code, error.message)
             self._refuse(peer, message_id, error)
 
     def _refuse(self, peer: Peer, message_id: str, error: PageddError) -> None:
         log.debug("refused a message of %s: %s", peer.caller, error)
-        self._service.note_failure(error.code, error.message)
         self._send(peer, Failed(id=message_id, code=error.code, message=error.message, field=error.field))
 
     def _send(self, peer: Peer, message: DaemonMessage) -> None:
@@ -164,6 +164,8 @@ class _Door:
         try:
             self._send(peer, await answer)
         except PageddError as error:
+            # Counted, but no event: a viewer that asks again and again would fill the log that it shows.
+            self._service.metrics.failed(error.code)
             self._refuse(peer, message_id, error)
 
     def _on_gone(self, peer: Peer) -> None:

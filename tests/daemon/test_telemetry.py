@@ -13,7 +13,7 @@ import pytest
 from pagedd.client.protocol import Machine
 from pagedd.daemon import telemetry as telemetry_module
 from pagedd.daemon.rapl import Rapl
-from pagedd.daemon.telemetry import HostMeter, ProcessMeter, Telemetry, TelemetryCollector
+from pagedd.daemon.telemetry import HostMeter, ProcessMeter, Reading, Telemetry, TelemetryCollector
 
 from .fake_nvml import FakeNvml
 
@@ -123,7 +123,9 @@ def test_readers_that_ask_at_once_share_a_reading() -> None:
     assert telemetry.read(os.getpid(), "cpu").figures["engine_rss_bytes"] is not None
 
 
-def test_while_a_driver_does_not_answer_others_get_the_reading_before() -> None:
+def test_while_a_driver_does_not_answer_others_get_the_reading_before_and_after_a_while_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nvml, asked, may_answer = FakeNvml(), threading.Event(), threading.Event()
     telemetry = Telemetry(nvml)
     assert telemetry.read(None, "cuda:0").machine != Machine()
@@ -138,6 +140,8 @@ def test_while_a_driver_does_not_answer_others_get_the_reading_before() -> None:
     hanging.start()
     assert asked.wait(10)
     assert telemetry.read(os.getpid(), "cuda:0").figures["gpu_power_watts"] == 35.5
+    monkeypatch.setattr(telemetry_module, "_STALE_S", 0.0)
+    assert telemetry.read(os.getpid(), "cuda:0") == Reading()
     may_answer.set()
     hanging.join()
     assert telemetry.read(os.getpid(), "cuda:0").figures["gpu_power_watts"] == 1.0
