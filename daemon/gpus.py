@@ -47,7 +47,7 @@ class GpuMeter:
         self._name = ""
 
     def read(self, engine_pid: int | None = None) -> Device:
-        """All figures but the energy. `engine_pid` is left out of `others`."""
+        """All figures but the energy. `engine_pid` is given for the engine's own device, and left out of `others`."""
         nvml, handle = self._nvml, self._open()
         if nvml is None or handle is None:
             return Device(index=self.index)
@@ -134,12 +134,20 @@ def number(value: object, limit: float | None = None) -> float | None:
 def _others(
     processes: Iterable[Any], engine_pid: int | None, total: float | None
 ) -> Iterator[tuple[str, float | None]]:
-    """Programs and what they hold, most first. One that both computes and draws is listed twice by NVML."""
+    """Programs and what they hold, most first. One that both computes and draws is listed twice by NVML.
+
+    None when `engine_pid`, which must be there, is not: pids are then those of another namespace, as in a container, and
+    the engine itself would pass for somebody else.
+    """
     by_pid: dict[int, float | None] = {}
     for process in processes:
         pid, used = getattr(process, "pid", None), number(getattr(process, "usedGpuMemory", None), total)
-        if isinstance(pid, int) and pid != engine_pid:
+        if isinstance(pid, int):
             by_pid[pid] = max((held for held in (by_pid.get(pid), used) if held is not None), default=None)
+    if engine_pid is not None:
+        if engine_pid not in by_pid:
+            return
+        del by_pid[engine_pid]
     by_name: dict[str, float | None] = {}
     for pid, used in by_pid.items():
         name = _program(pid)
@@ -149,5 +157,4 @@ def _others(
 
 
 def _program(pid: int) -> str:
-    # In a container NVML gives pids that are not known here.
     return str(reading(lambda: psutil.Process(pid).name()) or f"pid {pid}")

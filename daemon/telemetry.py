@@ -133,7 +133,7 @@ class Telemetry:
         cpu_percent = self._host.cpu_percent()
         cpu_joules, cpu_watts = self._rapl.read()
         gpus = self._meters(device)
-        devices = [gpu.read(engine_pid) for gpu in gpus]
+        devices = [gpu.read(engine_pid if gpu is gpus[0] else None) for gpu in gpus]
         return Reading(
             {
                 "front_cpu_cores": front_cores,

@@ -95,6 +95,12 @@ def test_others_are_programs_by_name_with_the_most_first_and_without_the_engine(
     assert others == [(psutil.Process(parent).name(), 7.0), (f"pid {ghost}", None)]
 
 
+def test_where_the_engine_is_not_listed_pids_mean_nothing_and_nobody_is_named() -> None:
+    nvml = FakeNvml()
+    nvml.compute = [(2**22 + 1, GIB)]
+    assert GpuMeter(nvml, 0).read(engine_pid=os.getpid()).others == []
+
+
 @pytest.mark.parametrize("used", [None, UNKNOWN, 5 * GIB])
 def test_a_process_whose_memory_is_unknown_is_named_all_the_same(used: Any) -> None:
     nvml = FakeNvml()
