@@ -136,8 +136,8 @@ def _others(
 ) -> Iterator[tuple[str, float | None]]:
     """Programs and what they hold, most first. One that both computes and draws is listed twice by NVML.
 
-    None when `engine_pid`, which must be there, is not: pids are then those of another namespace, as in a container, and
-    the engine itself would pass for somebody else.
+    Nobody when `engine_pid`, which must be there, is not: pids are then those of another namespace, as in a container,
+    and the engine itself would pass for somebody else.
     """
     by_pid: dict[int, float | None] = {}
     for process in processes:
