@@ -178,7 +178,8 @@ class FakeEngine:
         sequence.state = "prefill"
         self._totals["queries"] += sequence.num_prompt_tokens
         prefix = self._prefix.get(sequence.user, [])
-        if prefix and len(prefix) * BLOCK_SIZE < sequence.num_prompt_tokens:
+        is_there = all(self._ref_counts[block] or block in self._cached for block in prefix)
+        if prefix and is_there and len(prefix) * BLOCK_SIZE < sequence.num_prompt_tokens:
             for block in prefix:
                 self._cached.pop(block, None)
                 self._ref_counts[block] += 1
@@ -228,12 +229,12 @@ class FakeEngine:
         elif self._cached:
             block = min(self._cached, key=lambda block: self._cached[block])
             del self._cached[block]
-            self._prefix = {user: prefix for user, prefix in self._prefix.items() if block not in prefix}
             self._totals["evictions"] += 1
             if self._totals["evictions"] % 64 == 1:
                 self._note("eviction", "64 cached blocks were given up for new tokens")
         else:
             return None
+        self._prefix = {user: prefix for user, prefix in self._prefix.items() if block not in prefix}
         self._ref_counts[block] = 1
         return block
 

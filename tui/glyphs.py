@@ -14,7 +14,7 @@ ENDED = "?"
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """One set of characters, each one cell wide.
+    """One set of characters; those that stand for a cell are one cell wide.
 
     Attributes:
         cached: four characters, from used just now to used long ago.
@@ -32,6 +32,9 @@ class Glyphs:
     bar_ends: str
     level: str
     ellipsis: str
+    degree: str
+    enter: str
+    plus_minus: str
     arrow: str
     live: str
     lost: str
@@ -70,6 +73,9 @@ UNICODE = Glyphs(
     bar_ends="▕▏",
     level=" ▁▂▃▄▅▆▇█",
     ellipsis="…",
+    degree="°",
+    enter="⏎",
+    plus_minus="±",
     arrow="→",
     live="●",
     lost="○",
@@ -99,6 +105,9 @@ ASCII = Glyphs(
     bar_ends="[]",
     level=" .:-=+*#",
     ellipsis="~",
+    degree="",
+    enter="enter",
+    plus_minus="+-",
     arrow="->",
     live="*",
     lost="o",

@@ -1,6 +1,8 @@
 """The Textual application: which screen is on, what every screen's keys do, and how the picture is kept up to date."""
 
+import asyncio
 import gc
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -105,6 +107,9 @@ class Pagetop(App[None]):
     def on_mount(self) -> None:
         if self._record is not None:
             self.session.start_recording(self._record)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # The terminal has to be put back, whoever asks to leave.
+            asyncio.get_running_loop().add_signal_handler(number, self.exit, None, 128 + number)
         self.run_worker(self.session.watch(self._changed), name="frames", exit_on_error=True)
         self.set_interval(_TICK_S, self._tick)
         # What is here stays: the collector need not look at it again with every frame.

@@ -1,7 +1,7 @@
 """The batch: seats and token budget in use, who waits, and what a token costs."""
 
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, Span, as_fits, cut, join
+from pagedd.tui.line import Line, Span, as_fits, cut
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.bars import bar
 from pagedd.tui.state import State
@@ -17,7 +17,7 @@ def batch_lines(state: State, width: int, glyphs: Glyphs) -> list[Line]:
     lines: list[list[Span]] = [
         _occupancy(state, "seats", "num_requests_running", "max_num_seqs", bar_width, glyphs),
         _occupancy(state, "tokens", "num_scheduled_tokens", "max_num_batched_tokens", bar_width, glyphs),
-        join(_waiting(state, glyphs), (glyphs.separator, "faint")),
+        as_fits(_waiting(state, glyphs), width, "  "),
         [
             ("energy ", "dim"),
             (numbers.decimal(energy, 6, 2, missing), ""),

@@ -30,7 +30,7 @@ def block_line(state: State, block: int, detail: BlockDetail | None, glyphs: Gly
 
 def block_text(detail: BlockDetail | None, glyphs: Glyphs) -> Line:
     """The tokens of a block as text, for those who may see it."""
-    if detail is None or detail.text is None:
+    if detail is None or not detail.text:
         return []
     return [("tokens ", "dim"), (printable(detail.text.replace("\n", "⏎" if glyphs.is_unicode else " ")), "")]
 

@@ -20,7 +20,7 @@ def cache_bar(state: State, width: int, glyphs: Glyphs) -> Line:
     head: list[Span] = [(numbers.count(total, 0, glyphs.missing), "strong"), (" blocks ", "dim")]
     tail: list[Span] = []
     for label, _, role in _SHARES:
-        tail += [("  ", ""), (label, "dim"), (numbers.whole_percent(shares[label], glyphs.missing), role)]
+        tail += [("  ", ""), (f"{label} ", "dim"), (numbers.whole_percent(shares[label], glyphs.missing), role)]
     room = width - width_of(head) - width_of(tail) - 2
     if room < 8:
         return cut(tail[1:] if room < 0 else [*head, *tail], width)
@@ -35,20 +35,20 @@ def cache_figures(state: State, width: int, glyphs: Glyphs) -> list[Line]:
     missing = glyphs.missing
     evictions = state.rates["evictions"]
     parts: list[Line] = [
-        [("slot fill", "dim"), (numbers.percent(state.figure("slot_fill"), missing), "")],
+        [("slot fill ", "dim"), (numbers.percent(state.figure("slot_fill"), missing), "")],
         [
-            ("fragmentation", "dim"),
+            ("fragmentation ", "dim"),
             (numbers.percent(state.figure("fragmentation"), missing), ""),
-            (" (contiguous", "dim"),
+            (" (contiguous ", "dim"),
             (numbers.percent(state.figure("contiguous_fragmentation"), missing), ""),
             (")", "dim"),
         ],
         [
-            ("prefix hits", "dim"),
+            ("prefix hits ", "dim"),
             (numbers.percent(state.figure("hit_rate"), missing), ""),
             (" of prompt tokens", "dim"),
         ],
-        [("evicted", "dim"), (f"{numbers.count(evictions, 5, missing)}/s", "warn" if evictions else "")],
+        [("evicted ", "dim"), (f"{numbers.count(evictions, 5, missing)}/s", "warn" if evictions else "")],
     ]
     return [cut(line, width) for line in wrap(parts, width, "   ")]
 

@@ -1,7 +1,8 @@
 """The line of keys at the bottom: each key with what it does here, and which of them a mouse is on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pagedd.tui.glyphs import UNICODE, Glyphs
 from pagedd.tui.line import Line, Span
 
 
@@ -19,6 +20,12 @@ class Hint:
 
 
 _GAP = 2
+
+
+def spelled(hints: list[Hint], glyphs: Glyphs) -> list[Hint]:
+    """The hints with keys as these glyphs write them."""
+    spelling = {UNICODE.enter: glyphs.enter, UNICODE.plus_minus: glyphs.plus_minus}
+    return [replace(hint, key=spelling.get(hint.key, hint.key)) for hint in hints]
 
 
 def placed(hints: list[Hint], width: int) -> list[tuple[int, Hint]]:

@@ -45,7 +45,7 @@ def machine_row(state: State, width: int, glyphs: Glyphs) -> Line:
         [
             (f"{name:<6}", "dim"),
             *bar(state.busy(), bar_width, glyphs),
-            (numbers.whole_percent(state.busy(), glyphs.missing), ""),
+            (f" {numbers.whole_percent(state.busy(), glyphs.missing)}", ""),
         ],
         [*memory, (_memory(used, total, glyphs), "")],
         *([(part, "dim")] for part in extra),
@@ -61,13 +61,13 @@ def _device_lines(device: Device, width: int, glyphs: Glyphs) -> list[Line]:
     memory = _memory(used, total, glyphs)
     others = ", ".join(f"{printable(name)} {numbers.size(held, missing).strip()}" for name, held in device.others)
     return [
-        [("util  ", "dim"), *bar(busy, _bar_width(width), glyphs), (numbers.whole_percent(busy, missing), "")],
+        [("util  ", "dim"), *bar(busy, _bar_width(width), glyphs), (f" {numbers.whole_percent(busy, missing)}", "")],
         [("mem   ", "dim"), *bar(_share(used, total), _bar_width(width), glyphs), (f" {memory}", "")],
         [
             ("power ", "dim"),
             (f"{numbers.decimal(device.power_w, 4, 0, missing)} W", ""),
             (glyphs.separator, "faint"),
-            (f"{numbers.decimal(device.temperature_c, 3, 0, missing)} °C", ""),
+            (f"{numbers.decimal(device.temperature_c, 3, 0, missing)} {glyphs.degree}C", ""),
             (glyphs.separator, "faint"),
             (f"{numbers.count(device.clock_mhz, 5, missing)} MHz", ""),
         ],
@@ -81,11 +81,11 @@ def _device_line(device: Device, width: int, glyphs: Glyphs) -> Line:
     return cut(
         [
             (f"{device.index:<2}", "dim"),
-            *bar(busy, max(4, width - 36), glyphs),
-            (numbers.whole_percent(busy, glyphs.missing), ""),
+            *bar(busy, max(4, width - 37), glyphs),
+            (f" {numbers.whole_percent(busy, glyphs.missing)}", ""),
             (f" {memory}", ""),
             (f"{numbers.decimal(device.power_w, 5, 0, glyphs.missing)} W", "dim"),
-            (f"{numbers.decimal(device.temperature_c, 4, 0, glyphs.missing)} °C", "dim"),
+            (f"{numbers.decimal(device.temperature_c, 4, 0, glyphs.missing)} {glyphs.degree}C", "dim"),
         ],
         width,
     )
@@ -104,7 +104,7 @@ def _cpu_lines(state: State, machine: Machine | None, width: int, glyphs: Glyphs
         [
             ("cpu   ", "dim"),
             *bar(state.busy(), _bar_width(width), glyphs),
-            (numbers.whole_percent(state.busy(), missing), ""),
+            (f" {numbers.whole_percent(state.busy(), missing)}", ""),
         ],
         [
             ("mem   ", "dim"),
@@ -137,11 +137,11 @@ def _temperature(state: State, glyphs: Glyphs) -> str:
     celsius = None
     if machine is not None:
         celsius = machine.devices[0].temperature_c if machine.devices else machine.temperature_c
-    return f"{numbers.decimal(celsius, 3, 0, glyphs.missing)} °C"
+    return f"{numbers.decimal(celsius, 3, 0, glyphs.missing)} {glyphs.degree}C"
 
 
 def _bar_width(width: int) -> int:
-    return max(4, width - 6 - 17)
+    return max(4, width - 6 - 18)
 
 
 def _share(used: float | None, total: float | None) -> float | None:

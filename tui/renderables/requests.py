@@ -9,7 +9,6 @@ from pagedd.tui.line import Line, Span, fit, printable
 from pagedd.tui.renderables import numbers
 from pagedd.tui.state import Sequence
 
-_GAP = "  "
 STATE_ROLES = {
     "decode": "state.decode",
     "prefill": "state.prefill",
@@ -37,6 +36,11 @@ class Column:
     is_descending: bool = False
 
 
+def _lead(column: Column) -> str:
+    """What stands before a column; right-aligned ones have room of their own."""
+    return "  " if column.is_left else " "
+
+
 def mark(sequence: Sequence, glyphs: Glyphs) -> Span:
     """The letter that the block map has for a sequence, or the free block's glyph when it has no blocks."""
     if sequence.mark is None:
@@ -60,7 +64,7 @@ def _state(sequence: Sequence, glyphs: Glyphs) -> Span:
     row = sequence.row
     text = row.state
     if row.state == "prefill" and row.num_prompt_tokens:
-        text = f"prefill{100 * row.num_computed_tokens // row.num_prompt_tokens:3d} %"
+        text = f"prefill{100 * row.num_computed_tokens // row.num_prompt_tokens:3d}%"
     return text, STATE_ROLES.get(row.state, "")
 
 
@@ -76,8 +80,8 @@ def _number(value: float | None, width: int, glyphs: Glyphs) -> Span:
 COLUMNS = (
     Column("id", 8, 0, lambda s, g: (_short_name(s), ""), lambda s: name(s), is_left=True),
     Column("who", 8, 3, lambda s, g: (fit(printable(s.row.user), 8, g.ellipsis), ""), lambda s: s.row.user, True),
-    Column("prio", 4, 5, lambda s, g: (f"{s.row.priority:d}", ""), lambda s: s.row.priority, is_descending=True),
-    Column("state", 12, 1, _state, lambda s: s.row.state, is_left=True),
+    Column("prio", 5, 5, lambda s, g: (f"{s.row.priority:d}", ""), lambda s: s.row.priority, is_descending=True),
+    Column("state", 11, 1, _state, lambda s: s.row.state, is_left=True),
     Column(
         *("prompt", 7, 6, lambda s, g: _number(s.row.num_prompt_tokens, 7, g)),
         order=lambda s: s.row.num_prompt_tokens,
@@ -94,7 +98,7 @@ COLUMNS = (
         is_descending=True,
     ),
     Column(
-        *("blocks", 6, 7, lambda s, g: _number(s.row.num_blocks, 6, g)),
+        *("blocks", 7, 7, lambda s, g: _number(s.row.num_blocks, 7, g)),
         order=lambda s: s.row.num_blocks,
         is_descending=True,
     ),
@@ -108,17 +112,17 @@ COLUMNS = (
         order=lambda s: s.row.first_token_s or float("inf"),
     ),
     Column(
-        *("age", 9, 10, lambda s, g: (numbers.duration(s.row.age_s), "")),
+        *("age", 8, 10, lambda s, g: (numbers.duration(s.row.age_s), "")),
         order=lambda s: s.row.age_s,
         is_descending=True,
     ),
-    Column("model", 14, 12, lambda s, g: (fit(printable(s.row.model or ""), 14, g.ellipsis), "dim"), is_left=True),
+    Column("model", 16, 12, lambda s, g: (fit(printable(s.row.model), 16, g.ellipsis), "dim"), is_left=True),
 )
 SORTS = tuple(column.name for column in COLUMNS if column.order is not None)
 # The text of a request takes what is left, when that is enough to read.
 _WHAT = "what"
 _MIN_WHAT = 12
-_MARK_WIDTH = 2
+_MARK_WIDTH = 1
 # Columns of these ranks come only when the text has that much besides.
 _FIRST_EXTRA = 11
 _LEAST_BESIDE_EXTRAS = 32
@@ -130,10 +134,10 @@ def columns_for(width: int) -> list[Column]:
     used = _MARK_WIDTH
     for column in sorted(COLUMNS, key=lambda column: column.rank):
         reserved = _LEAST_BESIDE_EXTRAS if column.rank >= _FIRST_EXTRA else 0
-        if used + column.width + reserved > width:
+        if used + len(_lead(column)) + column.width + reserved > width:
             break
         chosen.add(column.name)
-        used += column.width + len(_GAP)
+        used += len(_lead(column)) + column.width
     return [column for column in COLUMNS if column.name in chosen]
 
 
@@ -146,29 +150,35 @@ def header_line(width: int, sort: str, is_reversed: bool, glyphs: Glyphs) -> Lin
         is_falling = column.is_descending != is_reversed
         text = column.name + ((glyphs.down if is_falling else glyphs.up) if is_sort else "")
         aligned = text.ljust(column.width) if column.is_left else text.rjust(column.width)
-        line += [(aligned[: column.width], "accent" if is_sort else "dim"), (_GAP, "")]
+        line += [(_lead(column), ""), (aligned[: column.width], "accent" if is_sort else "dim")]
     if _room(columns, width) >= _MIN_WHAT:
-        line.append((_WHAT, "dim"))
+        line.append((f"  {_WHAT}", "dim"))
     return line
 
 
 def request_line(sequence: Sequence, width: int, glyphs: Glyphs) -> Line:
     """One row, exactly `width` cells wide."""
     glyph, role = mark(sequence, glyphs)
-    line: list[Span] = [(glyph, role), (" ", "")]
+    line: list[Span] = [(glyph, role)]
     columns = columns_for(width)
     for column in columns:
         text, cell_role = column.cell(sequence, glyphs)
-        line += [(text.ljust(column.width) if column.is_left else text.rjust(column.width), cell_role), (_GAP, "")]
+        aligned = text.ljust(column.width) if column.is_left else text.rjust(column.width)
+        line += [(_lead(column), ""), (aligned, cell_role)]
     room = _room(columns, width)
     if room >= _MIN_WHAT:
-        line.append((fit(_what(sequence, glyphs), room, glyphs.ellipsis), "dim"))
-    used = sum(len(text) for text, _ in line[:-1])
-    return line if room >= _MIN_WHAT else [*line[:-1], (" " * max(0, width - used), "")]
+        line += [("  ", ""), (fit(_what(sequence, glyphs), room, glyphs.ellipsis), "dim")]
+        return line
+    return [*line, (" " * (width - _used(columns)), "")]
 
 
 def _room(columns: list[Column], width: int) -> int:
-    return width - _MARK_WIDTH - sum(column.width + len(_GAP) for column in columns)
+    """What is left for the text, after the gap before it."""
+    return width - _used(columns) - 2
+
+
+def _used(columns: list[Column]) -> int:
+    return _MARK_WIDTH + sum(len(_lead(column)) + column.width for column in columns)
 
 
 def _what(sequence: Sequence, glyphs: Glyphs) -> str:
@@ -181,9 +191,10 @@ def sort_of(x: int, width: int) -> str | None:
     """The column under `x` of the header, if rows can be sorted by it."""
     left = _MARK_WIDTH
     for column in columns_for(width):
+        left += len(_lead(column))
         if left <= x < left + column.width:
             return column.name if column.order is not None else None
-        left += column.width + len(_GAP)
+        left += column.width
     return None
 
 
@@ -201,4 +212,4 @@ def arranged(sequences: Iterable[Sequence], words: str, sort: str, is_reversed: 
 
 def _searched(sequence: Sequence) -> str:
     row = sequence.row
-    return f"{row.request_id} {row.user} {row.state} {row.model or ''} {row.preview or ''}".lower()
+    return f"{row.request_id} {row.user} {row.state} {row.model} {row.preview}".lower()

@@ -46,8 +46,8 @@ def throughput_row(state: State, width: int, glyphs: Glyphs) -> Line:
     parts: list[Line] = [
         [("out   ", "dim"), *curves, (f"{numbers.count(out, 6, missing)} tok/s", "strong")],
         [("in", "dim"), (f"{numbers.count(taken, 7, missing)} tok/s", "")],
-        [("first", "dim"), (first, "")],
-        [("gap", "dim"), (gap, "")],
+        [("first ", "dim"), (first, "")],
+        [("gap ", "dim"), (gap, "")],
     ]
     return as_fits(parts, width, "  ")
 
@@ -78,10 +78,10 @@ def _graph_lines(
 
 def _latency(state: State, label: str, half: str, high_label: str, high: str, width: int, glyphs: Glyphs) -> list[Span]:
     return [
-        (label.ljust(12) if width >= 40 else label[:6].ljust(7), "dim"),
-        ("p50", "dim"),
+        (label.ljust(12) if width >= 42 else label[:5].ljust(6), "dim"),
+        ("p50 ", "dim"),
         (numbers.milliseconds(state.figure(half), glyphs.missing), ""),
-        (f"   {high_label}" if width >= 40 else f" {high_label}", "dim"),
+        (f"   {high_label} " if width >= 42 else f" {high_label} ", "dim"),
         (numbers.milliseconds(state.figure(high), glyphs.missing), ""),
     ]
 

@@ -28,6 +28,7 @@ class Blocks(ActingView):
     Blocks #cache { border: round $border-blurred; border-title-color: $foreground; padding: 0 1; width: 1fr; }
     Blocks #cache:focus-within { border: round $border; }
     Blocks.ascii #cache { border: ascii $border-blurred; }
+    Blocks.ascii #cache:focus-within { border: ascii $border; }
     Blocks #figures { height: 2; }
     Blocks BlockMap { margin-top: 1; margin-bottom: 1; }
     Blocks BlockWords { height: 2; }

@@ -23,6 +23,7 @@ class Confirm(ModalScreen[bool | int | None]):
     DEFAULT_CSS = """
     Confirm { align: center middle; background: $background 60%; }
     Confirm:ansi { background: transparent; }
+    Confirm.ascii > Vertical { border: ascii $border; }
     Confirm > Vertical {
         width: 76; max-width: 96%; height: 5; border: round $border; padding: 0 1; background: $background;
     }
@@ -50,6 +51,7 @@ class Confirm(ModalScreen[bool | int | None]):
             yield Pane(id="question")
 
     def on_mount(self) -> None:
+        self.set_class(not cast(Look, self.app).glyphs.is_unicode, "ascii")
         self.action_change(self._first)
 
     def on_resize(self) -> None:

@@ -45,6 +45,7 @@ class Overview(ActingView):
     Overview #cache { border: round $border-blurred; border-title-color: $foreground; padding: 0 1; height: auto; }
     Overview #cache:focus-within { border: round $border; }
     Overview.ascii #cache { border: ascii $border-blurred; }
+    Overview.ascii #cache:focus-within { border: ascii $border; }
     Overview #figures { height: 2; }
     Overview.flat #cache, Overview.flat #cache:focus-within { border: none; }
     Overview.flat RequestList, Overview.flat RequestList:focus { border: none; }

@@ -57,6 +57,8 @@ class View(Screen[None]):
     View > #small { display: none; height: 1fr; }
     View.small > * { display: none; }
     View.small > #small { display: block; }
+    View.ascii Pane.framed { border: ascii $border-blurred; }
+    View.ascii Pane.framed:focus { border: ascii $border; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", show=False)]
 

@@ -2,7 +2,7 @@
 
 from textual import events
 
-from pagedd.tui.renderables.footer import Hint, footer_line, hint_at
+from pagedd.tui.renderables.footer import Hint, footer_line, hint_at, spelled
 from pagedd.tui.renderables.header import Modes, header_line
 from pagedd.tui.state import State
 from pagedd.tui.widgets.pane import Pane
@@ -25,9 +25,9 @@ class KeyBar(Pane):
         self._hints = hints
 
     def on_resize(self) -> None:
-        self.show([footer_line(self._hints, self.size.width)])
+        self.show([footer_line(spelled(self._hints, self.look.glyphs), self.size.width)])
 
     def on_click(self, event: events.Click) -> None:
-        hint = hint_at(self._hints, self.size.width, event.x)
+        hint = hint_at(spelled(self._hints, self.look.glyphs), self.size.width, event.x)
         if hint is not None:
             self.app.simulate_key(hint.press)

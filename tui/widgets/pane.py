@@ -34,8 +34,6 @@ class Pane(Widget):
     Pane { width: 1fr; height: 1fr; }
     Pane.framed { border: round $border-blurred; border-title-color: $foreground; padding: 0 1; }
     Pane.framed:focus { border: round $border; }
-    .ascii Pane.framed { border: ascii $border-blurred; }
-    .ascii Pane.framed:focus { border: ascii $border; }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:

@@ -29,16 +29,16 @@ def row(request_id: str, **changes: object) -> RequestRow:
 
 def test_a_row_says_everything_when_there_is_room() -> None:
     sequence = Sequence(row("7f31c0ffee"), Mark(1), tokens_per_s=41.23)
-    assert text_of(request_line(sequence, 120, UNICODE)).rstrip() == (
-        "a 7f31c0ff  ana          0  decode            212      192     118      21    41.2   62.0 ms      2.9 s  "
-        "“Explain paged…"
+    assert text_of(request_line(sequence, 120, UNICODE)) == (
+        "a  7f31c0ff  ana          0  decode          212     192    118      21   41.2  62.0 ms    2.9 s"
+        "  “Explain paged attent…"
     )
 
 
 def test_a_narrow_screen_keeps_who_and_how_far() -> None:
     sequence = Sequence(row("7f31c0ffee"), Mark(1), tokens_per_s=41.23)
     assert [column.name for column in columns_for(38)] == ["id", "state", "out"]
-    assert text_of(request_line(sequence, 38, UNICODE)) == "a 7f31c0ff  decode           118      "
+    assert text_of(request_line(sequence, 38, UNICODE)) == "a  7f31c0ff  decode         118       "
 
 
 def test_every_line_is_as_wide_as_the_screen() -> None:
@@ -50,18 +50,18 @@ def test_every_line_is_as_wide_as_the_screen() -> None:
 def test_one_that_waits_has_no_letter_and_no_numbers_that_it_cannot_have() -> None:
     waiting = row("80c9", state="waiting", num_blocks=0, num_output_tokens=0, first_token_s=None, preview="")
     assert text_of(request_line(Sequence(waiting, tokens_per_s=0.0), 105, UNICODE)).rstrip() == (
-        "· 80c9      ana          0  waiting           212        –       0       0       –      – ms      2.9 s"
+        "·  80c9      ana          0  waiting         212       –      0       0      –     – ms    2.9 s"
     )
-    assert text_of(request_line(Sequence(waiting), 60, ASCII)).startswith(". 80c9")
+    assert text_of(request_line(Sequence(waiting), 60, ASCII)).startswith(".  80c9")
 
 
 def test_a_prefill_says_how_far_it_is() -> None:
     sequence = Sequence(row("80c2", state="prefill", num_prompt_tokens=4096, num_computed_tokens=1365))
-    assert "prefill 33 %" in text_of(request_line(sequence, 80, UNICODE))
+    assert "prefill 33%" in text_of(request_line(sequence, 80, UNICODE))
 
 
 def test_a_later_choice_has_its_number() -> None:
-    assert text_of(request_line(Sequence(row("7f31c0ffee", index=2)), 80, UNICODE))[2:10] == "7f31c0/2"
+    assert text_of(request_line(Sequence(row("7f31c0ffee", index=2)), 80, UNICODE))[3:11] == "7f31c0/2"
 
 
 def test_every_word_of_a_filter_must_occur() -> None:
