@@ -5,7 +5,7 @@ import gc
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -48,7 +48,7 @@ def _events() -> View:
 
 
 # Made when they are first looked at: most of what they import is not needed for the first picture.
-SCREENS_BY_KEY: dict[str, Callable[[], View]] = {
+SCREENS_BY_KEY: dict[str, str | Callable[[], Screen[Any]]] = {
     "overview": Overview,
     "blocks": _blocks,
     "requests": _requests,

@@ -40,7 +40,7 @@ def _state(state: State, block: int, glyphs: Glyphs) -> Line:
     if look == FREE:
         return [("free", "dim")]
     if look < CACHED + NUM_AGES:
-        return [("cached", f"cached{look - CACHED}"), (", used by nobody now", "dim")]
+        return [("cached", ""), (", used by nobody now", "dim")]
     owners = state.marks(block)
     if not owners:
         return [("used by a sequence that has just ended", "dim")]

@@ -14,17 +14,18 @@ _SHARES = (
 
 
 def cache_bar(state: State, width: int, glyphs: Glyphs) -> Line:
-    """`4 096 blocks ▕████▓▓▓···▏ used 61 %  cached 22 %  free 17 %`."""
+    """`4 096 blocks ▕████▓▓▓···▏  █ used 61 %  ▓ cached 22 %  · free 17 %`."""
     total = state.figure("num_blocks")
+    looks = {"used": glyphs.bar[-1], "cached": glyphs.cached[0], "free": glyphs.free}
     shares = {label: _share(state.figure(name), total) for label, name, _ in _SHARES}
     head: list[Span] = [(numbers.count(total, 0, glyphs.missing), "strong"), (" blocks ", "dim")]
     tail: list[Span] = []
     for label, _, role in _SHARES:
-        tail += [("  ", ""), (f"{label} ", "dim"), (numbers.whole_percent(shares[label], glyphs.missing), role)]
+        tail += [("  ", ""), (looks[label], role), (f" {label} ", "dim")]
+        tail.append((numbers.whole_percent(shares[label], glyphs.missing), ""))
     room = width - width_of(head) - width_of(tail) - 2
     if room < 8:
         return cut(tail[1:] if room < 0 else [*head, *tail], width)
-    looks = {"used": glyphs.bar[-1], "cached": glyphs.cached[0], "free": glyphs.free}
     parts = [(shares[label] or 0.0, looks[label], role) for label, _, role in _SHARES]
     inside = stacked(parts, room) if total else [(" " * room, "track")]
     return [*head, (glyphs.bar_ends[0], "frame"), *inside, (glyphs.bar_ends[1], "frame"), *tail]

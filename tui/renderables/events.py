@@ -10,12 +10,14 @@ from pagedd.tui.line import Line, fit, printable
 KINDS = ("preemption", "eviction", "refusal", "cancel", "engine", "model")
 # Red is for what a person should act on; the rest is the engine doing its work.
 _ROLES = {"refusal": "warn", "engine": "bad", "preemption": "accent", "cancel": "accent"}
+_GOOD_NEWS = ("ready", "connected again")
 
 
 def event_line(event: Event, width: int, glyphs: Glyphs) -> Line:
     """One event in exactly `width` cells. The time is this machine's."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.time_s))
-    head = [(clock, "dim"), ("  ", ""), (fit(printable(event.kind), 10), _ROLES.get(event.kind, "")), ("  ", "")]
+    role = "ok" if event.reason.startswith(_GOOD_NEWS) else _ROLES.get(event.kind, "")
+    head = [(clock, "dim"), ("  ", ""), (fit(printable(event.kind), 10), role), ("  ", "")]
     used = 8 + 2 + 10 + 2
     if width >= 60:
         head += [(fit(printable(event.request_id) or glyphs.free, 8), "" if event.request_id else "faint"), ("  ", "")]

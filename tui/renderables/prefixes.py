@@ -37,8 +37,9 @@ def branches(nodes: list[PrefixNode], folded: Collection[str], glyphs: Glyphs) -
     sizes: dict[str, int] = {}
     # Children have a greater depth than their parent, so one pass from the deepest adds everything up.
     for node in sorted(nodes, key=lambda node: -node.depth):
-        below = sum(sizes.get(child.digest, child.num_blocks) for child in children.get(node.digest, []))
-        sizes[node.digest] = node.num_blocks + below
+        sizes[node.digest] = node.num_blocks + sum(
+            sizes.get(child.digest, child.num_blocks) for child in children.get(node.digest, [])
+        )
     shown: list[Branch] = []
     # (node, guides of its line, guides of the lines below it); a stack, for a tree may be deep
     waiting = [(node, "", "") for node in _largest_first(children.get("", []), sizes)][::-1]

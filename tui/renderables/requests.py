@@ -108,7 +108,7 @@ COLUMNS = (
         is_descending=True,
     ),
     Column(
-        *("first", 8, 9, lambda s, g: (numbers.milliseconds(s.row.first_token_s, g.missing), "")),
+        *("first", 9, 9, lambda s, g: (numbers.milliseconds(s.row.first_token_s, g.missing), "")),
         order=lambda s: s.row.first_token_s or float("inf"),
     ),
     Column(

@@ -30,8 +30,8 @@ def row(request_id: str, **changes: object) -> RequestRow:
 def test_a_row_says_everything_when_there_is_room() -> None:
     sequence = Sequence(row("7f31c0ffee"), Mark(1), tokens_per_s=41.23)
     assert text_of(request_line(sequence, 120, UNICODE)) == (
-        "a  7f31c0ff  ana          0  decode          212     192    118      21   41.2  62.0 ms    2.9 s"
-        "  “Explain paged attent…"
+        "a  7f31c0ff  ana          0  decode          212     192    118      21   41.2   62.0 ms    2.9 s"
+        "  “Explain paged atten…"
     )
 
 
@@ -50,7 +50,7 @@ def test_every_line_is_as_wide_as_the_screen() -> None:
 def test_one_that_waits_has_no_letter_and_no_numbers_that_it_cannot_have() -> None:
     waiting = row("80c9", state="waiting", num_blocks=0, num_output_tokens=0, first_token_s=None, preview="")
     assert text_of(request_line(Sequence(waiting, tokens_per_s=0.0), 105, UNICODE)).rstrip() == (
-        "·  80c9      ana          0  waiting         212       –      0       0      –     – ms    2.9 s"
+        "·  80c9      ana          0  waiting         212       –      0       0      –      – ms    2.9 s"
     )
     assert text_of(request_line(Sequence(waiting), 60, ASCII)).startswith(".  80c9")
 
