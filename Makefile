@@ -49,6 +49,10 @@ bench: $(STAMP)  ## run the benchmarks and print their tables (BENCHES="accuracy
 bench-peers: $(STAMP)  ## measure pagedd against the servers in PEERS=DIR, in turn, three rounds (ARGS="--rounds 1")
 	@$(VENV)/bin/python -P -m pagedd.bench.serving --peers "$(or $(PEERS),$(error give the folder of the peers: make bench-peers PEERS=DIR))" $(ARGS)
 
+.PHONY: screenshots
+screenshots: $(STAMP)  ## draw the README's pictures of pagetop from its demo into docs/
+	@$(VENV)/bin/python -P scripts/screenshots.py docs
+
 .PHONY: install
 install:  ## as root: install under /opt/pagedd with the systemd service (DESTDIR, PREFIX, INSTALL_VENV)
 	@scripts/install

@@ -24,6 +24,7 @@ from pagedd.client.link import Link
 from pagedd.client.options import SamplingOptions, make_sampling
 from pagedd.client.protocol import (
     Accepted,
+    BlockDetail,
     Cancel,
     Chat,
     ChatMessage,
@@ -31,12 +32,19 @@ from pagedd.client.protocol import (
     DaemonMessage,
     Delta,
     Done,
+    Evicted,
+    EvictPrefix,
     Failed,
     Generate,
+    GetBlock,
+    GetPrefixes,
     GetStats,
+    GetText,
     Ok,
     Ping,
     Pong,
+    Prefixes,
+    RequestText,
     SetPriority,
     Stats,
     StatsFrame,
@@ -44,7 +52,7 @@ from pagedd.client.protocol import (
 
 _LINGER_MS = 500
 
-_Answer = TypeVar("_Answer", Ok, Pong, Stats)
+_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText)
 
 
 class AsyncClient:
@@ -163,6 +171,31 @@ class AsyncClient:
                 yield _decoded(protocol.decode_stats, newest[0])
         finally:
             link.close()
+
+    async def block(self, index: int) -> BlockDetail:
+        """What block `index` (physical) holds and who uses it; text and token ids for those who may see them.
+
+        Raises `PageddError`: `invalid_value` beyond the pool, or one that says why there is no engine to ask.
+        """
+        return await self._ask(await self._requests(), GetBlock(id=next(self._ids), index=index), BlockDetail)
+
+    async def prefixes(self, limit: int = 1000) -> Prefixes:
+        """The tree of cached prefixes, most recently used first. Raises `PageddError` like `block`."""
+        return await self._ask(await self._requests(), GetPrefixes(id=next(self._ids), limit=limit), Prefixes)
+
+    async def text(self, request_id: str) -> RequestText:
+        """Prompt and output so far of a live request.
+
+        Raises `PageddError`: `request_not_found`, or `forbidden` for another user's.
+        """
+        return await self._ask(await self._requests(), GetText(id=next(self._ids), target=request_id), RequestText)
+
+    async def evict_prefix(self, digest: str) -> Evicted:
+        """Frees a node of `prefixes` and all that continues it, but for blocks in use, through the admin socket.
+
+        Raises `PageddError`: `prefix_not_found`, `invalid_value` or `forbidden`.
+        """
+        return await self._ask(await self._admin(), EvictPrefix(id=next(self._ids), digest=digest), Evicted)
 
     async def ping(self) -> Pong:
         """The daemon's version and state (`loading`, `ready`, …)."""

@@ -38,6 +38,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     # Who and what
     "model_not_found": ErrorKind(404, "No model of that name is served."),
     "request_not_found": ErrorKind(404, "No live request has that id."),
+    "prefix_not_found": ErrorKind(404, "No cached prefix has that digest."),
     "duplicate_request": ErrorKind(409, "A live request of this client has that id already."),
     "unknown_route": ErrorKind(404, "No such path, or not with this method."),
     "unauthorized": ErrorKind(401, "The API key is absent or wrong."),

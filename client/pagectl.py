@@ -20,7 +20,16 @@ from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.options import SamplingOptions
 from pagedd.client.protocol import StatsFrame
-from pagedd.client.render import Glyphs, printable, redrawn, render_blocks, render_figures, render_requests
+from pagedd.client.render import (
+    Glyphs,
+    printable,
+    redrawn,
+    render_blocks,
+    render_events,
+    render_figures,
+    render_prefixes,
+    render_requests,
+)
 from pagedd.client.sync import Client
 
 EXIT_REFUSED = 1
@@ -115,6 +124,16 @@ def make_parser() -> argparse.ArgumentParser:
     command("ps", run_ps, "list the live requests")
     command("blocks", run_blocks, "draw the KV pool, one character a block")
 
+    prefixes = command("prefixes", run_prefixes, "show what the prefix cache holds, as a tree")
+    prefixes.add_argument("--limit", type=int, default=100, metavar="N", help="most rows (default %(default)s)")
+    prefixes.add_argument("--json", action="store_true", help="as one JSON object")
+
+    evict = command("evict", run_evict, "forget a prefix and all that continues it (needs the service owner's rights)")
+    evict.add_argument("digest", metavar="DIGEST", help="as `pagectl prefixes` shows it")
+
+    events = command("events", run_events, "list what happened lately and why")
+    events.add_argument("--json", action="store_true", help="as one JSON array")
+
     stats = command("stats", run_stats, "print the daemon's figures")
     stats.add_argument("--json", action="store_true", help="as one JSON object, requests and block tables included")
     stats.add_argument("--watch", action="store_true", help="go on, as the daemon publishes")
@@ -140,7 +159,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
             _write("\n")
         done = generation.result()
     if arguments.json:
-        print(msgspec.json.encode(done).decode())
+        print(_json(done))
     elif not is_streamed:
         for choice in done.choices:
             if len(done.choices) > 1:
@@ -195,6 +214,27 @@ def run_stats(arguments: argparse.Namespace) -> int:
                 print(redrawn(render_figures(frame, _glyphs()), columns, lines), end="", flush=True)
             else:
                 _print_stats(frame, as_json=arguments.json)
+    return 0
+
+
+def run_prefixes(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        tree = client.prefixes(arguments.limit)
+    _print_lines([_json(tree)] if arguments.json else render_prefixes(tree, _glyphs()))
+    return 0
+
+
+def run_evict(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        evicted = client.evict_prefix(_clean(arguments.digest))
+    print(f"{evicted.num_blocks} blocks are free, {evicted.num_kept} are in use and stay")
+    return 0
+
+
+def run_events(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        events = client.stats().events
+    _print_lines([_json(events)] if arguments.json else render_events(events))
     return 0
 
 
@@ -266,13 +306,17 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 def _print_lines(lines: list[str]) -> None:
     print("\n".join(lines), flush=True)
 
 
 def _print_stats(frame: StatsFrame, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(frame).decode(), flush=True)
+        print(_json(frame), flush=True)
     else:
         _print_lines(render_figures(frame, _glyphs()))
 

@@ -101,17 +101,47 @@ class SetPriority(msgspec.Struct, tag="set_priority", kw_only=True):
 
 
 class GetStats(msgspec.Struct, tag="get_stats", kw_only=True):
-    """Ask for one `StatsFrame`; `blocks` adds the block map and every block table."""
+    """Ask for one `StatsFrame`; `blocks` adds the block map and every block table. Only here rows have a `preview`."""
 
     id: str
     blocks: bool = False
+
+
+class GetBlock(msgspec.Struct, tag="get_block", kw_only=True):
+    """Ask what block `index` (physical) holds and who uses it: a `BlockDetail`, or `invalid_value` beyond the pool."""
+
+    id: str
+    index: int
+
+
+class GetPrefixes(msgspec.Struct, tag="get_prefixes", kw_only=True):
+    """Ask for the tree of cached prefixes, at most `limit` nodes of it (1 … 10000), most recently used first."""
+
+    id: str
+    limit: int = 1000
+
+
+class EvictPrefix(msgspec.Struct, tag="evict_prefix", kw_only=True):
+    """Admin socket only: forget a prefix of `Prefixes` and all that continues it, but for blocks in use: `Evicted`."""
+
+    id: str
+    digest: str
+
+
+class GetText(msgspec.Struct, tag="get_text", kw_only=True):
+    """Ask for the text of a live request by its daemon-given `request_id`: a `RequestText`, or `forbidden`."""
+
+    id: str
+    target: str
 
 
 class Ping(msgspec.Struct, tag="ping", kw_only=True):
     id: str
 
 
-ClientMessage = Generate | Chat | Cancel | SetPriority | GetStats | Ping
+ClientMessage = (
+    Generate | Chat | Cancel | SetPriority | GetStats | GetBlock | GetPrefixes | EvictPrefix | GetText | Ping
+)
 
 
 class TokenLogprob(msgspec.Struct, kw_only=True):
@@ -197,15 +227,123 @@ class Pong(msgspec.Struct, tag="pong", kw_only=True):
 
 
 class Stats(msgspec.Struct, tag="stats", kw_only=True):
+    """Answer to `GetStats`."""
+
     id: str
     frame: "StatsFrame"
 
 
-DaemonMessage = Accepted | Delta | Done | Failed | Ok | Pong | Stats
+class Owner(msgspec.Struct, kw_only=True):
+    """A live sequence that names a block: choice `index` of `request_id`, in whose table it is entry `logical`."""
+
+    request_id: str
+    index: int
+    logical: int
+
+
+class BlockDetail(msgspec.Struct, tag="block", kw_only=True):
+    """Answer to `GetBlock`: one block at one moment. `text` is None for those who may not see it.
+
+    Who may: root, the daemon's own user, and the user whose request wrote the block or uses it.
+
+    Attributes:
+        state: free, cached or used.
+        owners: the live sequences that name it; `ref_count` of them unless one has just ended.
+        num_tokens: slots that are filled.
+        digest: hex; empty when the block is not in the prefix index. For those who may not see its text it is another
+            number, equal for equal content, from which the content cannot be guessed.
+        num_hits: requests that found it in the prefix cache.
+        last_use_s: seconds since a sequence let go of it; 0 while it is used, None while it is free.
+        text: `token_ids` decoded, control tokens spelled out.
+    """
+
+    id: str
+    index: int
+    state: str
+    ref_count: int = 0
+    owners: list[Owner] = []
+    num_tokens: int = 0
+    digest: str = ""
+    num_hits: int = 0
+    last_use_s: float | None = None
+    token_ids: list[int] = []
+    text: str | None = None
+
+
+class PrefixNode(msgspec.Struct, kw_only=True):
+    """A run of indexed blocks without a branch. `text` is None for those who may not see it (see `BlockDetail`).
+
+    Attributes:
+        digest: of the run's first block, hex; names the node. As in `BlockDetail`, a stand-in for some.
+        parent: digest of the node that this one continues; empty for the beginning of a prompt.
+        depth: tokens before this node.
+        num_hits: requests that found its first block.
+        age_s: seconds since its first block was last used; 0 while it is used.
+        state: used (all of it), cached (nothing of it is used), mixed (the beginning is used).
+        user: the only user who may share it; empty when all may.
+        text: the first words.
+    """
+
+    digest: str
+    parent: str
+    depth: int
+    num_tokens: int
+    num_blocks: int
+    num_hits: int = 0
+    age_s: float = 0.0
+    state: str = "cached"
+    user: str = ""
+    text: str | None = None
+
+
+class Prefixes(msgspec.Struct, tag="prefixes", kw_only=True):
+    """Answer to `GetPrefixes`. A parent stands before its children.
+
+    `num_blocks` counts every indexed block, also of nodes that the limit left out (`is_cut`).
+    """
+
+    id: str
+    nodes: list[PrefixNode] = []
+    num_blocks: int = 0
+    is_cut: bool = False
+
+
+class Evicted(msgspec.Struct, tag="evicted", kw_only=True):
+    """Answer to `EvictPrefix`: so many blocks are free now; `num_kept` of the prefix are in use and stay."""
+
+    id: str
+    num_blocks: int
+    num_kept: int = 0
+
+
+class RequestText(msgspec.Struct, tag="text", kw_only=True):
+    """Answer to `GetText`. A prompt of over 16384 characters keeps its beginning, an output its end.
+
+    Attributes:
+        prompt: as it was given; a chat as lines of `role: content`.
+        outputs: what each choice has produced so far, by its index.
+    """
+
+    id: str
+    request_id: str
+    prompt: str = ""
+    outputs: list[str] = []
+
+
+DaemonMessage = Accepted | Delta | Done | Failed | Ok | Pong | Stats | BlockDetail | Prefixes | Evicted | RequestText
 
 
 class RequestRow(msgspec.Struct, kw_only=True):
-    """One sequence as the engine sees it. Times are in s; `None` is "not yet". `block_table` is logical → physical."""
+    """One sequence as the engine sees it. Times are in s; `None` is "not yet". `block_table` is logical → physical.
+
+    Attributes:
+        state: waiting, prefill, decode or preempted.
+        model: the served name that it asked for.
+        num_scheduled_tokens: computed for it in the last step: 0, a token and its guesses, or a prefill chunk.
+        max_tokens: most tokens that it may produce; None when the request has just ended.
+        preview: the prompt's first characters, in one line. Empty on the stats socket, which everybody hears; an answer
+            to `GetStats` has it for those who may see it (see `BlockDetail`). It does not change: ask once a request.
+    """
 
     request_id: str
     index: int
@@ -221,18 +359,95 @@ class RequestRow(msgspec.Struct, kw_only=True):
     age_s: float
     first_token_s: float | None
     block_table: list[int] = []
+    model: str = ""
+    num_scheduled_tokens: int = 0
+    max_tokens: int | None = None
+    preview: str = ""
 
 
 class BlockMap(msgspec.Struct, kw_only=True):
-    """Every block in physical order. `states[i]` is 0 free, 1 cached, 2 used; `ref_counts[i]` saturates at 255."""
+    """Every block in physical order, a byte each. `fills` and `ages` are empty in frames of older versions.
+
+    Attributes:
+        states: 0 free, 1 cached, 2 used.
+        ref_counts: saturate at 255.
+        fills: slots that hold a token's KV; saturate at 255.
+        ages: of cached blocks, how long ago they were used: 0 is under a second, k is [2^(k−1), 2^k) seconds.
+    """
 
     block_size: int
     states: bytes
     ref_counts: bytes
+    fills: bytes = b""
+    ages: bytes = b""
+
+
+class Device(msgspec.Struct, kw_only=True):
+    """One GPU; each figure is None when the card, its driver or a container does not tell it.
+
+    Attributes:
+        index: NVML's.
+        others: who else holds its memory, most first: (program, bytes or None), at most eight.
+    """
+
+    index: int
+    name: str = ""
+    utilization_percent: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    others: list[tuple[str, float | None]] = []
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """The computer that the daemon runs on; None is "not available".
+
+    Attributes:
+        cpu_percent: of all cores together, 0–100, since the frame before.
+        memory_used_bytes: what programs could not have: total minus available.
+        num_cores: logical ones.
+        devices: the GPUs, the engine's own first; empty when the engine does not run on one.
+    """
+
+    cpu_percent: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    num_cores: int | None = None
+    devices: list[Device] = []
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """Something that happened. `seq` grows by one with each, from 1 at the daemon's start; `time_s` is Unix time.
+
+    Attributes:
+        kind: preemption, eviction (a burst of them), refusal, cancel, engine, model.
+        reason: what and why, for people, with the numbers; never what a caller wrote.
+        request_id: whom it befell, when it was one request.
+    """
+
+    seq: int
+    time_s: float
+    kind: str
+    reason: str
+    request_id: str = ""
 
 
 class StatsFrame(msgspec.Struct, kw_only=True):
-    """One picture of the daemon. `engine/stats.py` defines the figures; ratios are 0–1, `None` is "not available"."""
+    """One picture of the daemon. `engine/stats.py` defines the figures; ratios are 0–1, `None` is "not available".
+
+    Attributes:
+        time_s: Unix time of the picture.
+        figures: counters (`…_total`, since the engine started), gauges, and from the front the latencies of the last
+            minute, in s: `first_token_seconds_p50`, `…_p95`, `inter_token_seconds_p50`, `…_p99`.
+        machine: None in frames of older versions.
+        events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
+            answer to `GetStats` has all that the daemon keeps, 256.
+        seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
+    """
 
     version: str
     time_s: float
@@ -246,6 +461,9 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     figures: dict[str, float | None]
     requests: list[RequestRow]
     blocks: BlockMap | None = None
+    machine: Machine | None = None
+    events: list[Event] = []
+    seq: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

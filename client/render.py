@@ -1,15 +1,16 @@
-"""A `StatsFrame` as lines of text: the requests, the block map, the figures.
+"""A `StatsFrame` as lines of text: the requests, the block map, the figures, the events; and the tree of prefixes.
 
 Pure: frame in, lines out; the caller says how wide and with which glyphs. `pagectl.py` prints them. What the figures
 mean is defined in `engine/stats.py`.
 """
 
 import string
+import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pagedd.client.protocol import BlockMap, RequestRow, StatsFrame
+from pagedd.client.protocol import BlockMap, Event, Prefixes, RequestRow, StatsFrame
 
 # `S` marks shared blocks, so no sequence gets it.
 _LETTERS = string.ascii_lowercase + string.ascii_uppercase.replace("S", "") + string.digits
@@ -108,6 +109,43 @@ def render_figures(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
     return [*_about(frame, glyphs), *_table(rows, left={0, 2})]
 
 
+def render_prefixes(tree: Prefixes, glyphs: Glyphs) -> list[str]:
+    """A row for each run of blocks without a branch; what continues it stands below, further in."""
+    levels: dict[str, int] = {"": -1}
+    rows = [["digest", "blocks", "tokens", "hits", "idle", "state", "who", "begins with"]]
+    for node in tree.nodes:
+        level = levels[node.digest] = levels.get(node.parent, -1) + 1
+        rows.append(
+            [
+                node.digest,
+                str(node.num_blocks),
+                str(node.num_tokens),
+                str(node.num_hits),
+                _duration(node.age_s),
+                node.state,
+                printable(node.user) or "anybody",
+                "  " * level + (glyphs.missing if node.text is None else _one_line(node.text)),
+            ]
+        )
+    shown = sum(node.num_blocks for node in tree.nodes)
+    summary = f"{tree.num_blocks} blocks are indexed" + (f"; {shown} of them are shown" if tree.is_cut else "")
+    return [summary, *_table(rows, left={0, 5, 6, 7})]
+
+
+def render_events(events: Sequence[Event]) -> list[str]:
+    """A line for each event, oldest first, with the local time."""
+    rows = [
+        [
+            time.strftime("%H:%M:%S", time.localtime(event.time_s)),
+            event.kind,
+            printable(event.request_id),
+            _one_line(event.reason),
+        ]
+        for event in events
+    ]
+    return list(_table(rows, left={0, 1, 2, 3})) if rows else ["nothing has happened since the daemon started"]
+
+
 def redrawn(lines: Sequence[str], columns: int, rows: int) -> str:
     """What puts `lines` in the place of whatever a terminal of that size shows, without flicker; the rest is cut off.
 
@@ -123,6 +161,10 @@ def printable(text: str) -> str:
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char
         for char in text
     )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
 
 
 def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:

@@ -15,7 +15,17 @@ from typing import Any, Self, TypeVar, Unpack
 from pagedd.client.aio import AsyncClient
 from pagedd.client.aio import Generation as AsyncGeneration
 from pagedd.client.options import SamplingOptions
-from pagedd.client.protocol import ChatMessage, Delta, Done, Pong, StatsFrame
+from pagedd.client.protocol import (
+    BlockDetail,
+    ChatMessage,
+    Delta,
+    Done,
+    Evicted,
+    Pong,
+    Prefixes,
+    RequestText,
+    StatsFrame,
+)
 
 _Result = TypeVar("_Result")
 
@@ -119,6 +129,22 @@ class Client:
                 yield self._wait(newest())
         finally:
             self._wait(close())
+
+    def block(self, index: int) -> BlockDetail:
+        """What block `index` (physical) holds and who uses it; text and token ids for those who may see them."""
+        return self._wait(self._client.block(index))
+
+    def prefixes(self, limit: int = 1000) -> Prefixes:
+        """The tree of cached prefixes, most recently used first."""
+        return self._wait(self._client.prefixes(limit))
+
+    def text(self, request_id: str) -> RequestText:
+        """Prompt and output so far of a live request."""
+        return self._wait(self._client.text(request_id))
+
+    def evict_prefix(self, digest: str) -> Evicted:
+        """Frees a node of `prefixes` and all that continues it, but for blocks in use, through the admin socket."""
+        return self._wait(self._client.evict_prefix(digest))
 
     def ping(self) -> Pong:
         """The daemon's version and state."""

@@ -37,6 +37,10 @@ class Caller:
         """Root, and the user that the daemon runs as."""
         return self.uid is not None and self.uid in (0, os.geteuid())
 
+    def may_see(self, tag: str | None) -> bool:
+        """Whether texts of the callers with that `tag` are for this one's eyes. `None` is nobody's in particular."""
+        return self.is_admin or tag == self.tag
+
 
 def caller_of_socket(connection: socket.socket) -> Caller:
     """The peer of a connected Unix socket, by SO_PEERCRED."""
@@ -51,6 +55,12 @@ def caller_of_address(peer_address: str) -> Caller | None:
         return None
     uid, gid, pid = map(int, parts[1:])
     return Caller(uid=uid, gid=gid, pid=pid)
+
+
+def name_of_tag(tag: str) -> str:
+    """`Caller.name` of the callers with that tag."""
+    kind, _, value = tag.partition(":")
+    return _user_name(int(value)) if kind == "uid" else f"{kind} {value}"
 
 
 @lru_cache(maxsize=1024)

@@ -47,7 +47,7 @@ class DaemonConfig:
     dtype: str = setting("auto", "Type of weights and activations.", choices=("auto", "float32", "bfloat16", "float16"))
     weight_dtype: str = setting(
         "auto",
-        "Form of the weights on a CPU; auto keeps a quantized file's own.",
+        "Form of the weights on a CPU; auto keeps a quantized file's own, unless --dtype float32 asks for more.",
         choices=("auto", "float32", "bf16", "int8", "int4"),
     )
     num_threads: int | None = setting(

@@ -1,6 +1,6 @@
 """Starts the engine process, watches it, starts it again, and speaks for it to the rest of the front.
 
-`Service` calls `submit`, `abort`, `set_priority` and `snapshot`, and sets the callbacks; `server.py` starts and stops.
+`Service` calls `submit`, `abort`, `set_priority` and asks, and sets the callbacks; `server.py` starts and stops.
 Owns the process and its state, not the requests in it: when the engine dies `on_lost` tells their owner.
 One event loop, no thread; every callback runs in the loop. No torch.
 """
@@ -16,18 +16,27 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
+    Answer,
+    Block,
+    Evicted,
+    EvictPrefix,
     Exit,
     FromEngine,
+    GetBlock,
+    GetPrefixes,
     GetSnapshot,
     Hello,
     LoadFailed,
     Loading,
+    Prefixes,
+    Question,
     Ready,
     Refused,
     SetPriority,
@@ -38,8 +47,9 @@ from pagedd.daemon.engine_link import (
 from pagedd.daemon.engine_socket import EngineSocket
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
-from pagedd.engine.stats import EngineSnapshot, EngineStats
+from pagedd.engine.kv.prefix_tree import PrefixTree
+from pagedd.engine.request import Preemption, Request, SequenceOutput
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +77,9 @@ _HELLO_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 3.0
 
 
+_Answer = TypeVar("_Answer", Snapshot, Block, Prefixes, Evicted)
+
+
 class EngineState(Enum):
     """Where the engine process is in its life. Changed only by `EngineHost`."""
 
@@ -88,7 +101,7 @@ class EngineHost:
         stats: the newest figures; None while there is no engine.
         pid: of the engine process; None while there is none.
         num_restarts: engines that died and were replaced.
-        on_outputs, on_refused, on_lost, on_state: set by `Service`.
+        on_preempted, on_outputs, on_refused, on_lost, on_state: set by `Service`.
     """
 
     def __init__(self, socket_path: Path, command: Sequence[str] | None = None) -> None:
@@ -98,7 +111,7 @@ class EngineHost:
         self._socket: EngineSocket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._snapshots: deque[asyncio.Future[EngineSnapshot]] = deque()
+        self._questions: deque[asyncio.Future[Answer]] = deque()
         self._config: EngineConfig | None = None
         self._has_said_hello = False
         self._load_failure: PageddError | None = None
@@ -115,6 +128,7 @@ class EngineHost:
         self.stats: EngineStats | None = None
         self.pid: int | None = None
         self.num_restarts = 0
+        self.on_preempted: Callable[[list[Preemption]], None] = lambda preemptions: None
         self.on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
         self.on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
         self.on_lost: Callable[[str], None] = lambda reason: None
@@ -140,12 +154,29 @@ class EngineHost:
 
     async def snapshot(self) -> EngineSnapshot:
         """Every block and sequence between two steps. Raises like `submit`, also when the engine dies meanwhile."""
+        return (await self._ask(GetSnapshot(), Snapshot)).snapshot
+
+    async def block(self, index: int) -> BlockInfo | None:
+        """What `Engine.block` says. Raises like `snapshot`."""
+        return (await self._ask(GetBlock(index), Block)).block
+
+    async def prefixes(self, limit: int) -> PrefixTree:
+        """What `Engine.prefixes` says. Raises like `snapshot`."""
+        return (await self._ask(GetPrefixes(limit), Prefixes)).tree
+
+    async def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+        """What `Engine.evict_prefix` says. Raises like `snapshot`."""
+        return (await self._ask(EvictPrefix(digest), Evicted)).num_blocks
+
+    async def _ask(self, question: Question, kind: type[_Answer]) -> _Answer:
         socket = self._ready_socket()
-        answer: asyncio.Future[EngineSnapshot] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         # The engine answers in order, so the oldest future is always the next one to be answered.
-        self._snapshots.append(answer)
-        socket.send(GetSnapshot())
-        return await answer
+        self._questions.append(future)
+        socket.send(question)
+        answer = await future
+        assert isinstance(answer, kind)
+        return answer
 
     def check_ready(self) -> None:
         """Raises what `submit` would raise now."""
@@ -281,16 +312,18 @@ class EngineHost:
 
     def _on_message(self, message: FromEngine) -> None:
         match message:
-            case StepDone(outputs=outputs, stats=stats):
+            case StepDone(outputs=outputs, stats=stats, preemptions=preemptions):
                 self.stats = stats
+                if preemptions:
+                    self.on_preempted(preemptions)
                 # Also when nobody drew a token: a step in the middle of a prefill counts.
                 self.on_outputs(outputs)
             case Refused(request_id=request_id, code=code, message=text):
                 self.on_refused(request_id, code, text)
-            case Snapshot(snapshot=snapshot):
-                answer = self._snapshots.popleft()
+            case Snapshot() | Block() | Prefixes() | Evicted():
+                answer = self._questions.popleft()
                 if not answer.done():
-                    answer.set_result(snapshot)
+                    answer.set_result(message)
             case Hello():
                 self._has_said_hello = True
                 self._begin_loading()
@@ -332,8 +365,8 @@ class EngineHost:
         self._enter(EngineState.FAILED, str(failure))
 
     def _forget_engine(self, reason: str) -> None:
-        while self._snapshots:
-            answer = self._snapshots.popleft()
+        while self._questions:
+            answer = self._questions.popleft()
             if not answer.done():
                 answer.set_exception(PageddError("engine_died", reason))
         if self.info is not None:

@@ -2,7 +2,8 @@
 
 The engine process sends `Hello` when it is up; the front answers `Start` once it knows what to load; `Loading` follows
 until `Ready` or `LoadFailed`, which the front answers with `Exit`.
-From then on the front sends `Add`, `Abort`, … at any time and the engine sends one `StepDone` per step.
+From then on the front sends `Add`, `Abort`, … at any time and the engine sends one `StepDone` per step. Questions
+(`Get…`, `EvictPrefix`) are answered in the order in which they came, between two steps.
 No torch on this side of the import graph: only the engine's torch-free modules.
 """
 
@@ -12,8 +13,9 @@ import msgspec
 
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
-from pagedd.engine.stats import EngineSnapshot, EngineStats
+from pagedd.engine.kv.prefix_tree import PrefixTree
+from pagedd.engine.request import Preemption, Request, SequenceOutput
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -40,11 +42,24 @@ class GetSnapshot(msgspec.Struct, tag="get_snapshot"):
     pass
 
 
+class GetBlock(msgspec.Struct, tag="get_block"):
+    index: int
+
+
+class GetPrefixes(msgspec.Struct, tag="get_prefixes"):
+    limit: int
+
+
+class EvictPrefix(msgspec.Struct, tag="evict_prefix"):
+    digest: bytes
+
+
 class Exit(msgspec.Struct, tag="exit"):
     pass
 
 
-ToEngine = Start | Add | Abort | SetPriority | GetSnapshot | Exit
+Question = GetSnapshot | GetBlock | GetPrefixes | EvictPrefix
+ToEngine = Start | Add | Abort | SetPriority | Question | Exit
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -71,6 +86,7 @@ class LoadFailed(msgspec.Struct, tag="load_failed"):
 class StepDone(msgspec.Struct, tag="step"):
     outputs: list[SequenceOutput]
     stats: EngineStats
+    preemptions: list[Preemption] = []
 
 
 class Refused(msgspec.Struct, tag="refused"):
@@ -85,7 +101,24 @@ class Snapshot(msgspec.Struct, tag="snapshot"):
     snapshot: EngineSnapshot
 
 
-FromEngine = Hello | Loading | Ready | LoadFailed | StepDone | Refused | Snapshot
+class Block(msgspec.Struct, tag="block"):
+    """None beyond the pool."""
+
+    block: BlockInfo | None
+
+
+class Prefixes(msgspec.Struct, tag="prefixes"):
+    tree: PrefixTree
+
+
+class Evicted(msgspec.Struct, tag="evicted"):
+    """How many blocks became free and how many stay, being in use; None when nothing has that digest."""
+
+    num_blocks: tuple[int, int] | None
+
+
+Answer = Snapshot | Block | Prefixes | Evicted
+FromEngine = Hello | Loading | Ready | LoadFailed | StepDone | Refused | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

@@ -22,12 +22,20 @@ from pagedd.daemon import logs
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
+    Answer,
+    Block,
+    Evicted,
+    EvictPrefix,
     Exit,
     FromEngine,
+    GetBlock,
+    GetPrefixes,
     GetSnapshot,
     Hello,
     LoadFailed,
     Loading,
+    Prefixes,
+    Question,
     Ready,
     Refused,
     SetPriority,
@@ -42,8 +50,9 @@ from pagedd.daemon.parent import die_with_parent
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
-from pagedd.engine.stats import EngineSnapshot, EngineStats
+from pagedd.engine.kv.prefix_tree import PrefixTree
+from pagedd.engine.request import Preemption, Request, SequenceOutput
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
 
 # Run with -m, this module is called __main__.
 log = logging.getLogger("pagedd.daemon.engine_process")
@@ -66,7 +75,12 @@ class EngineLike(Protocol):
     def set_priority(self, request_id: str, priority: int) -> bool: ...
     def step(self) -> list[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
+    @property
+    def preemptions(self) -> list[Preemption]: ...
     def snapshot(self) -> EngineSnapshot: ...
+    def block(self, index: int) -> BlockInfo | None: ...
+    def prefixes(self, limit: int) -> PrefixTree: ...
+    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None: ...
     def check_when_idle(self) -> None: ...
 
 
@@ -123,7 +137,7 @@ def serve(link: Link, engine: EngineLike) -> None:
     while obey(link, engine):
         if engine.has_work:
             outputs = engine.step()
-            link.send(StepDone(outputs=outputs, stats=engine.stats()))
+            link.send(StepDone(outputs=outputs, stats=engine.stats(), preemptions=engine.preemptions))
         if not engine.has_work:
             engine.check_when_idle()
 
@@ -158,12 +172,24 @@ def _carry_out(message: ToEngine, link: Link, engine: EngineLike) -> bool:
             engine.abort(request_id, choice_index)
         case SetPriority(request_id=request_id, priority=priority):
             engine.set_priority(request_id, priority)
-        case GetSnapshot():
-            link.send(Snapshot(snapshot=engine.snapshot()))
-            return False
+        case GetSnapshot() | GetBlock() | GetPrefixes() | EvictPrefix():
+            link.send(_answer(message, engine))
+            return isinstance(message, EvictPrefix)
         case _:
             raise ValueError(f"unexpected message on the link: {type(message).__name__}")
     return True
+
+
+def _answer(question: Question, engine: EngineLike) -> Answer:
+    match question:
+        case GetSnapshot():
+            return Snapshot(snapshot=engine.snapshot())
+        case GetBlock(index=index):
+            return Block(block=engine.block(index))
+        case GetPrefixes(limit=limit):
+            return Prefixes(tree=engine.prefixes(limit))
+        case EvictPrefix(digest=digest):
+            return Evicted(num_blocks=engine.evict_prefix(digest))
 
 
 class LoadProgress:

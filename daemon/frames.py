@@ -1,40 +1,111 @@
-"""Builds the `StatsFrame` that clients and `pagetop` see from what the engine and the service know at one moment."""
+"""Builds the `StatsFrame` that clients and `pagetop` see from what the engine and the service know at one moment.
 
+A frame for everybody (the stats socket) holds no text; one that was asked for holds what its viewer may see.
+"""
+
+import asyncio
 import time
 from dataclasses import fields
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from pagedd.client.protocol import BlockMap, RequestRow, StatsFrame
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import BlockMap, Chat, Generate, RequestRow, StatsFrame
+from pagedd.daemon.caller import Caller
+from pagedd.daemon.events import EVENTS_KEPT
+from pagedd.daemon.telemetry import Reading
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 
 if TYPE_CHECKING:
     from pagedd.daemon.service import Service
 
 VERSION = version("pagedd")
+EVENTS_IN_A_FRAME = 32
+PREVIEW_CHARS = 80
+# How long a picture waits for an engine that is in the middle of a long step, and for a driver.
+_SNAPSHOT_TIMEOUT_S = 3.0
+_MACHINE_TIMEOUT_S = 0.5
 # Figures that are not fields of `EngineStats` but follow from them.
 _DERIVED = ("kv_usage", "slot_fill", "fragmentation", "contiguous_fragmentation", "hit_rate")
 
 
-def stats_frame(service: "Service", snapshot: EngineSnapshot | None, detail: str, blocks: bool) -> StatsFrame:
-    """`snapshot` is None while there is no engine to ask; its figures are then those of the last step, or none."""
-    host = service.host
-    info = host.info
-    stats = snapshot.stats if snapshot is not None else host.stats
-    return StatsFrame(
-        version=VERSION,
-        time_s=time.time(),
-        uptime_s=time.monotonic() - service.started_s,
-        state=service.state,
-        detail=detail,
-        model=service.model.name if service.model is not None else "",
-        device=f"{info.device} {info.device_name}" if info is not None else "",
-        dtype=info.dtype if info is not None else "",
-        kv_cache_dtype=info.kv_cache_dtype if info is not None else "",
-        figures=(figures(stats) if stats is not None else {}) | service.machine_figures(),
-        requests=[_row(service, sequence, blocks) for sequence in snapshot.sequences] if snapshot is not None else [],
-        blocks=_block_map(snapshot) if blocks and snapshot is not None else None,
-    )
+class Frames:
+    """Makes pictures of one service and numbers them."""
+
+    def __init__(self, service: "Service") -> None:
+        self._service = service
+        self._num_made = 0
+
+    async def make(self, *, blocks: bool, viewer: Caller | None = None) -> StatsFrame:
+        """`blocks` adds the block map and every block table.
+
+        For one `viewer` it has previews of what that one may see, and every event that is kept. While there is no
+        engine to ask, or it is in a long step, the figures are those of the last step, or none.
+        """
+        service, host = self._service, self._service.host
+        reading = await self._read_machine()
+        snapshot = None
+        detail = host.describe()
+        try:
+            snapshot = await asyncio.wait_for(host.snapshot(), _SNAPSHOT_TIMEOUT_S)
+        except TimeoutError:
+            detail = f"the engine has been in one step for over {_SNAPSHOT_TIMEOUT_S:.0f} s"
+        except PageddError:
+            pass  # no engine now; `state` and `detail` say so
+        stats, info = snapshot.stats if snapshot is not None else host.stats, host.info
+        self._num_made += 1
+        return StatsFrame(
+            version=VERSION,
+            time_s=time.time(),
+            uptime_s=time.monotonic() - service.started_s,
+            state=service.state,
+            detail=detail,
+            model=service.model.name if service.model is not None else "",
+            device=f"{info.device} {info.device_name}" if info is not None else "",
+            dtype=info.dtype if info is not None else "",
+            kv_cache_dtype=info.kv_cache_dtype if info is not None else "",
+            figures={
+                **(figures(stats) if stats is not None else {}),
+                **service.metrics.recent_latencies(),
+                **reading.figures,
+            },
+            requests=[self._row(sequence, blocks, viewer) for sequence in snapshot.sequences] if snapshot else [],
+            blocks=_block_map(snapshot) if blocks and snapshot is not None else None,
+            machine=reading.machine,
+            events=service.events.newest(EVENTS_IN_A_FRAME if viewer is None else EVENTS_KEPT),
+            seq=self._num_made,
+        )
+
+    async def _read_machine(self) -> Reading:
+        """In a thread, because a driver may take its time; what it says later is for a later picture."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._service.read_machine), _MACHINE_TIMEOUT_S)
+        except TimeoutError:
+            return Reading()
+
+    def _row(self, sequence: SequenceSnapshot, blocks: bool, viewer: Caller | None) -> RequestRow:
+        # None when its request has ended while the snapshot was on its way.
+        entry = self._service.live_entry(sequence.request_id)
+        return RequestRow(
+            request_id=sequence.request_id,
+            index=sequence.choice_index,
+            user=entry.caller.name if entry is not None else "",
+            state=sequence.state,
+            priority=sequence.priority,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_computed_tokens=sequence.num_computed_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            num_blocks=len(sequence.block_table),
+            num_preemptions=sequence.num_preemptions,
+            age_s=sequence.age_s,
+            first_token_s=sequence.first_token_s,
+            block_table=sequence.block_table if blocks else [],
+            model=entry.request.model if entry is not None else "",
+            num_scheduled_tokens=sequence.num_scheduled_tokens,
+            max_tokens=sequence.max_tokens,
+            preview=preview(entry.message) if entry and viewer and viewer.may_see(entry.caller.tag) else "",
+        )
 
 
 def figures(stats: EngineStats) -> dict[str, float | None]:
@@ -47,28 +118,17 @@ def figures(stats: EngineStats) -> dict[str, float | None]:
     return named
 
 
-def _row(service: "Service", sequence: SequenceSnapshot, blocks: bool) -> RequestRow:
-    entry = service.live_entry(sequence.request_id)
-    return RequestRow(
-        request_id=sequence.request_id,
-        index=sequence.choice_index,
-        # Its request may have ended while the snapshot was on its way.
-        user=entry.caller.name if entry is not None else "",
-        state=sequence.state,
-        priority=sequence.priority,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_cached_tokens=sequence.num_cached_tokens,
-        num_computed_tokens=sequence.num_computed_tokens,
-        num_output_tokens=sequence.num_output_tokens,
-        num_blocks=len(sequence.block_table),
-        num_preemptions=sequence.num_preemptions,
-        age_s=sequence.age_s,
-        first_token_s=sequence.first_token_s,
-        block_table=sequence.block_table if blocks else [],
-    )
+def preview(message: Generate | Chat) -> str:
+    """The first characters of a prompt, or of a chat's last message, in one line. Empty for token ids."""
+    text = message.messages[-1].content if isinstance(message, Chat) else message.prompt or ""
+    return " ".join(text[: 4 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]
 
 
 def _block_map(snapshot: EngineSnapshot) -> BlockMap:
     return BlockMap(
-        block_size=snapshot.stats.block_size, states=snapshot.block_states, ref_counts=snapshot.block_ref_counts
+        block_size=snapshot.stats.block_size,
+        states=snapshot.block_states,
+        ref_counts=snapshot.block_ref_counts,
+        fills=snapshot.block_fills,
+        ages=snapshot.block_ages,
     )

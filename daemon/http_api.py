@@ -280,7 +280,7 @@ class _Handlers:
         try:
             asked = parse(body)
         except PageddError as error:
-            self._service.metrics.failed(error.code)
+            self._service.note_failure(error.code, error.message)
             raise
         return await generate(self._service, request, request[_CALLER], asked, kind)
 

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from pagedd.daemon.latency import LatencyWindow
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import SequenceOutput
 from pagedd.engine.stats import EngineStats
@@ -91,6 +92,8 @@ class Metrics:
         self.registry.register(engine)
         self._engine = engine
         self._steps_seen = 0
+        self._recent_first_token = LatencyWindow()
+        self._recent_inter_token = LatencyWindow()
         self._success = Counter(
             "vllm:request_success", "Finished requests.", ["model_name", "finished_reason"], registry=self.registry
         )
@@ -111,6 +114,15 @@ class Metrics:
         """The text that Prometheus reads; its type is `CONTENT_TYPE`."""
         return prometheus_client.generate_latest(self.registry)
 
+    def recent_latencies(self) -> dict[str, float | None]:
+        """Percentiles of the last minute, in s, for the stats frames; None when nothing was observed."""
+        return {
+            "first_token_seconds_p50": self._recent_first_token.percentile(0.5),
+            "first_token_seconds_p95": self._recent_first_token.percentile(0.95),
+            "inter_token_seconds_p50": self._recent_inter_token.percentile(0.5),
+            "inter_token_seconds_p99": self._recent_inter_token.percentile(0.99),
+        }
+
     def produced(self, times: RequestTimes, output: SequenceOutput, now_s: float) -> None:
         """A step gave `output` to the request of `times`."""
         if not output.token_ids:
@@ -121,18 +133,18 @@ class Metrics:
         if times.first_token_s is None:
             times.first_token_s = now_s
             self._first_token.labels(model).observe(now_s - times.arrival_s)
+            self._recent_first_token.observe(now_s - times.arrival_s)
         last_s = times.last_token_s.get(output.choice_index)
         if last_s is not None:
             # Several tokens of one step arrive together; the gap is shared so that its sum stays the time that passed.
             gap_s = (now_s - last_s) / len(output.token_ids)
             for _ in output.token_ids:
                 self._inter_token.labels(model).observe(gap_s)
+            self._recent_inter_token.observe(gap_s, len(output.token_ids))
         times.last_token_s[output.choice_index] = now_s
 
-    def stepped(self, stats: EngineStats | None) -> None:
+    def stepped(self, stats: EngineStats) -> None:
         """The engine reported; `stats` are its newest."""
-        if stats is None:
-            return
         # An abort has the engine report too, without a step.
         if stats.steps_total != self._steps_seen and stats.num_scheduled_tokens:
             self._steps_seen = stats.steps_total

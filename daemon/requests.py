@@ -120,6 +120,10 @@ class LiveRequest:
     def num_output_tokens(self) -> int:
         return sum(len(choice.token_ids) for choice in self._choices)
 
+    def texts(self) -> list[str]:
+        """What each choice has produced so far, but for what a stop string may still claim."""
+        return ["".join(choice.texts) for choice in self._choices]
+
     def open_texts(self, tokenizer: TextTokenizer) -> None:
         """Gives every choice its detokenizer. Called once, before `Admitted`."""
         self._choices = [

@@ -31,7 +31,7 @@ from pagedd.daemon.model_process import resolve_in_child
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
-from pagedd.daemon.telemetry import Figures, Telemetry, TelemetryCollector
+from pagedd.daemon.telemetry import Reading, Telemetry, TelemetryCollector
 from pagedd.daemon.zmq_api import ZmqApi
 
 log = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ class Daemon:
         self._host = EngineHost(endpoints.engine)
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
-        self._service.machine_figures = self._machine_figures
-        self._service.metrics.registry.register(TelemetryCollector(self._machine_figures))
+        self._service.read_machine = self._read_machine
+        self._service.metrics.registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         self._apis: list[HttpApi | ZmqApi] = [
             HttpApi(self._service, config, endpoints),
             ZmqApi(self._service, endpoints),
@@ -113,6 +113,7 @@ class Daemon:
             log.info("loading %s from %s", prepared.name, prepared.weights)
             self._host.load(self._config.to_engine_config(prepared.weights))
             await asyncio.to_thread(self._service.set_model, folder)
+            self._service.events.add("model", f"serves {self._service.served_model().name}")
             while True:
                 self._announce()
                 await self._host.wait_changed()
@@ -142,9 +143,9 @@ class Daemon:
             systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
             await asyncio.sleep(_TELL_INTERVAL_S)
 
-    def _machine_figures(self) -> Figures:
+    def _read_machine(self) -> Reading:
         info = self._host.info
-        return self._telemetry.figures(self._host.pid, info.device if info is not None else None)
+        return self._telemetry.read(self._host.pid, info.device if info is not None else None)
 
     def _greet(self) -> None:
         info, model = self._host.info, self._service.model

@@ -20,7 +20,8 @@ from pagedd.daemon import admission
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineState
-from pagedd.daemon.frames import stats_frame
+from pagedd.daemon.events import EventLog
+from pagedd.daemon.frames import Frames
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
 from pagedd.daemon.requests import (
     Abort,
@@ -36,17 +37,17 @@ from pagedd.daemon.requests import (
     Submit,
 )
 from pagedd.daemon.served_model import ServedModel
+from pagedd.daemon.telemetry import Reading
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
-from pagedd.engine.stats import EngineSnapshot, EngineStats
+from pagedd.engine.kv.prefix_tree import PrefixTree
+from pagedd.engine.request import Preemption, Request, SequenceOutput
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
 
 log = logging.getLogger(__name__)
 
 # Called in the event loop with each message of a request, in order. It must not wait and must not raise.
 Sink = Callable[[DaemonMessage], None]
 
-# How long the statistics wait for an engine that is in the middle of a long step.
-_SNAPSHOT_TIMEOUT_S = 3.0
 _RETRY_AFTER_S = (1, 60)
 
 
@@ -58,9 +59,11 @@ class Host(Protocol):
     detail: str
     info: EngineInfo | None
     stats: EngineStats | None
+    on_preempted: Callable[[list[Preemption]], None]
     on_outputs: Callable[[list[SequenceOutput]], None]
     on_refused: Callable[[str, str, str], None]
     on_lost: Callable[[str], None]
+    on_state: Callable[[], None]
 
     def check_ready(self) -> None: ...
     def describe(self) -> str: ...
@@ -68,6 +71,9 @@ class Host(Protocol):
     def abort(self, request_id: str, choice_index: int | None = None) -> None: ...
     def set_priority(self, request_id: str, priority: int) -> None: ...
     async def snapshot(self) -> EngineSnapshot: ...
+    async def block(self, index: int) -> BlockInfo | None: ...
+    async def prefixes(self, limit: int) -> PrefixTree: ...
+    async def evict_prefix(self, digest: bytes) -> tuple[int, int] | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -85,25 +91,31 @@ class Service:
     """The front's heart. One event loop; every method runs in it, and only tokenizing long texts leaves it.
 
     Attributes:
-        machine_figures: what processes and device are doing, for the statistics; set by `server.py`.
+        read_machine: what processes and devices are doing, for the statistics; any thread may call it. Set by
+            `server.py`.
+        events: what happened lately, for the statistics.
     """
 
     def __init__(self, config: DaemonConfig, host: Host) -> None:
         self.host = host
-        self.machine_figures: Callable[[], dict[str, float | None]] = dict
+        self.read_machine: Callable[[], Reading] = Reading
+        self.events = EventLog()
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
         self.started_unix_s = int(time.time())
         self._config = config
         self._live: dict[str, LiveEntry] = {}
         self._admissions: set[asyncio.Task[None]] = set()
+        self._frames = Frames(self)
         self._is_draining = False
         self._has_drained = asyncio.Event()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info)
         self.metrics = Metrics(self._engine_figures)
+        host.on_preempted = self.events.preempted
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
         host.on_lost = self._on_lost
+        host.on_state = lambda: self.events.engine_is(host.state, host.detail, host.info)
 
     # Life
 
@@ -162,13 +174,20 @@ class Service:
     def is_live(self, request_id: str) -> bool:
         return request_id in self._live
 
-    def cancel(self, request_id: str) -> bool:
-        """Ends a request; its client hears `Done` with what there is. False when no live request has that id."""
-        return self._apply_to(request_id, Cancelled())
+    def cancel(self, request_id: str, by: Caller | None = None) -> bool:
+        """Ends a request; its client hears `Done` with what there is. False when no live request has that id.
+
+        `by` is the administrator who asks; None is the client itself.
+        """
+        was_live = self._apply_to(request_id, Cancelled())
+        if was_live:
+            self.events.add("cancel", f"by {by.name}" if by is not None else "by its client", request_id)
+        return was_live
 
     def client_gone(self, request_id: str) -> None:
         """Ends a request that nobody listens to."""
-        self._apply_to(request_id, ClientGone())
+        if self._apply_to(request_id, ClientGone()):
+            self.events.add("cancel", "its client is gone", request_id)
 
     def client_too_slow(self, request_id: str, backlog: str) -> None:
         """Ends a request whose client does not read; `backlog` says in words how much waits for it."""
@@ -231,17 +250,14 @@ class Service:
         low, high = _RETRY_AFTER_S
         return min(high, max(low, math.ceil(stats.oldest_wait_s))) if stats is not None else low
 
-    async def stats_frame(self, blocks: bool) -> StatsFrame:
-        """A picture of this moment; `blocks` adds the block map and every block table."""
-        snapshot = None
-        detail = self.host.describe()
-        try:
-            snapshot = await asyncio.wait_for(self.host.snapshot(), _SNAPSHOT_TIMEOUT_S)
-        except TimeoutError:
-            detail = f"the engine has been in one step for over {_SNAPSHOT_TIMEOUT_S:.0f} s"
-        except PageddError:
-            pass  # no engine now; `state` and `detail` say so
-        return stats_frame(self, snapshot, detail, blocks)
+    async def stats_frame(self, blocks: bool, viewer: Caller | None = None) -> StatsFrame:
+        """A picture of this moment; see `frames.py`."""
+        return await self._frames.make(blocks=blocks, viewer=viewer)
+
+    def note_failure(self, code: str, message: str, request_id: str = "") -> None:
+        """A message was refused, or its request broke."""
+        self.metrics.failed(code)
+        self.events.refused(code, message, request_id)
 
     def live_entry(self, request_id: str) -> LiveEntry | None:
         return self._live.get(request_id)
@@ -322,7 +338,9 @@ class Service:
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         now_s = time.monotonic()
-        self.metrics.stepped(self.host.stats)
+        if (stats := self.host.stats) is not None:
+            self.metrics.stepped(stats)
+            self.events.saw_evictions(stats.evictions_total)
         for output in outputs:
             entry = self._live.get(output.request_id)
             if entry is not None:
@@ -368,7 +386,7 @@ class Service:
                     self.host.abort(request_id, choice_index)
                 case Send(message):
                     if isinstance(message, Failed):
-                        self.metrics.failed(message.code)
+                        self.note_failure(message.code, message.message, request.request_id)
                     entry.send(message)
         if request.has_ended:
             self._forget(entry)

@@ -1,38 +1,43 @@
-"""What the processes and the device are doing, from psutil and NVML: figures for `/metrics` and the stats frames.
+"""What the processes, the host and its GPUs are doing: figures for `/metrics`, a `Machine` for the stats frames.
 
 Every figure may be None, which is "not available" and never an error: a field that a card or a container does not have
-costs that field alone. The engine's own figures are in `pagedd.engine.stats`.
+costs that field alone. What NVML tells is `gpus.py`'s; the engine's own figures are in `pagedd.engine.stats`.
 """
 
-import logging
 import math
-import re
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-log = logging.getLogger(__name__)
+from pagedd.client.protocol import Device, Machine
+from pagedd.daemon.gpus import GpuMeter, Nvml, cuda_index, load_nvml, num_gpus, number, reading
+from pagedd.daemon.rapl import Rapl
 
 Figures = dict[str, float | None]
 
 # CPU shares over a shorter time are noise, and several readers may ask at once.
 _MIN_INTERVAL_S = 0.2
+_STALE_S = 2.0
+# Reading every sensor of a board opens dozens of files.
+_SLOW_INTERVAL_S = 2.0
+# The sensors of processors, by the names of their drivers in Linux.
+_CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")
+
+_Value = TypeVar("_Value")
 
 
-class Nvml(Protocol):
-    """The part of the module `pynvml` that is used; tests pass a fake."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at everything. `figures` has the names that `/metrics` and the stats frames show."""
 
-    def nvmlInit(self) -> None: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...
-    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
-    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int: ...
-    def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> int: ...
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int: ...
+    figures: Figures = field(default_factory=dict)
+    machine: Machine = field(default_factory=Machine)
 
 
 class ProcessMeter:
@@ -56,56 +61,113 @@ class ProcessMeter:
             return None, None
 
 
+class HostMeter:
+    """CPU of the whole machine. psutil's own meter remembers for each thread apart, and readings come from several."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self.cpu_percent()
+
+    def cpu_percent(self) -> float | None:
+        """0–100 of all cores together since the last call."""
+        last, self._last = self._last, reading(self._times)
+        if last is None or self._last is None:
+            return None
+        busy_s, total_s = self._last[0] - last[0], self._last[1] - last[1]
+        return number(100 * busy_s / total_s, 100) if total_s > 0 else None
+
+    @staticmethod
+    def _times() -> tuple[float, float]:
+        """(busy, all) seconds since boot. What guests used is counted as the host's already."""
+        times = psutil.cpu_times()
+        total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        return total_s - times.idle - getattr(times, "iowait", 0.0), total_s
+
+
 class Telemetry:
-    """Reads all figures when it is asked, at most five times a second, and does nothing in between."""
+    """Reads everything when it is asked, at most five times a second, and does nothing in between.
+
+    Any thread may ask. While one reads, the others get the reading before; when it reads for seconds, because a driver
+    does not answer, there are no figures: old ones would pass for new.
+    """
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         """`nvml` replaces the real one, which is loaded when the first CUDA engine is seen."""
         self._nvml = nvml
+        self._host = HostMeter()
         self._front = ProcessMeter()
         self._engine: ProcessMeter | None = None
         self._engine_pid: int | None = None
-        self._gpu: GpuMeter | None = None
-        self._read_s = -math.inf
-        self._last: Figures = {}
+        self._gpus: list[GpuMeter] = []
+        self._temperature_c = _Seldom(_cpu_temperature_c)
+        self._rapl = Rapl()
+        self._reading = threading.Lock()
+        self._began_s = self._read_s = -math.inf
+        self._last = Reading()
 
-    def figures(self, engine_pid: int | None, device: str | None) -> Figures:
+    def read(self, engine_pid: int | None, device: str | None) -> Reading:
         """The newest reading. `device` is what the engine chose (`cpu`, `cuda:0`), None while there is no engine.
 
-        Names end in their unit: `_bytes`, `_watts`, `_celsius`, `_joules`, `_ratio` (0–1), `_cores` (1.0 = one busy).
+        Figures' names end in their unit: `_bytes`, `_watts`, `_celsius`, `_joules`, `_ratio` (0–1), `_cores` (1.0 = one
+        busy).
         """
         now_s = time.monotonic()
-        if now_s - self._read_s >= _MIN_INTERVAL_S or engine_pid != self._engine_pid:
-            self._read_s, self._last = now_s, self._read(engine_pid, device)
-        return self._last
+        if not self._reading.acquire(blocking=False):
+            return self._last if now_s - self._began_s < _STALE_S else Reading()
+        try:
+            if now_s - self._read_s >= _MIN_INTERVAL_S or engine_pid != self._engine_pid:
+                self._began_s = now_s
+                self._last, self._read_s = self._read(engine_pid, device), now_s
+            return self._last
+        finally:
+            self._reading.release()
 
-    def _read(self, engine_pid: int | None, device: str | None) -> Figures:
+    def _read(self, engine_pid: int | None, device: str | None) -> Reading:
         if engine_pid != self._engine_pid:
             self._engine_pid = engine_pid
             self._engine = ProcessMeter(engine_pid) if engine_pid is not None else None
         front_cores, front_rss = self._front.read()
         engine_cores, engine_rss = self._engine.read() if self._engine is not None else (None, None)
-        memory = _reading(psutil.virtual_memory)
-        cpu_percent = _reading(psutil.cpu_percent)
-        return {
-            "front_cpu_cores": front_cores,
-            "front_rss_bytes": front_rss,
-            "engine_cpu_cores": engine_cores,
-            "engine_rss_bytes": engine_rss,
-            "host_cpu_ratio": None if cpu_percent is None else cpu_percent / 100,
-            "host_memory_total_bytes": None if memory is None else float(memory.total),
-            "host_memory_available_bytes": None if memory is None else float(memory.available),
-            **self._gpu_figures(device),
-        }
+        memory = reading(psutil.virtual_memory)
+        total, available = number(getattr(memory, "total", None)), number(getattr(memory, "available", None))
+        cpu_percent = self._host.cpu_percent()
+        cpu_joules, cpu_watts = self._rapl.read()
+        gpus = self._meters(device)
+        devices = [gpu.read(engine_pid if gpu is gpus[0] else None) for gpu in gpus]
+        return Reading(
+            {
+                "front_cpu_cores": front_cores,
+                "front_rss_bytes": front_rss,
+                "engine_cpu_cores": engine_cores,
+                "engine_rss_bytes": engine_rss,
+                "host_cpu_ratio": None if cpu_percent is None else cpu_percent / 100,
+                "host_memory_total_bytes": total,
+                "host_memory_available_bytes": available,
+                "cpu_energy_joules": cpu_joules,
+                **_gpu_figures(devices[0] if devices else Device(index=0)),
+                "gpu_energy_joules": gpus[0].energy_joules() if gpus else None,
+            },
+            Machine(
+                cpu_percent=cpu_percent,
+                memory_used_bytes=None if total is None or available is None else total - available,
+                memory_total_bytes=total,
+                temperature_c=self._temperature_c.value(),
+                power_w=cpu_watts,
+                num_cores=psutil.cpu_count(),
+                devices=devices,
+            ),
+        )
 
-    def _gpu_figures(self, device: str | None) -> Figures:
-        index = _cuda_index(device)
-        if index is None:
-            return dict.fromkeys(GpuMeter.NAMES)
-        if self._gpu is None or self._gpu.index != index:
-            self._nvml = self._nvml or _load_nvml()
-            self._gpu = GpuMeter(self._nvml, index)
-        return self._gpu.read()
+    def _meters(self, device: str | None) -> list[GpuMeter]:
+        """Those of all GPUs, the engine's first; none while the engine runs on no GPU."""
+        own = cuda_index(device)
+        if own is None:
+            return []
+        if not self._gpus or self._gpus[0].index != own:
+            self._nvml = self._nvml or load_nvml()
+            others = (index for index in range(num_gpus(self._nvml)) if index != own)
+            self._gpus = [GpuMeter(self._nvml, index) for index in (own, *others)]
+        return self._gpus
 
 
 class TelemetryCollector(Collector):
@@ -122,6 +184,8 @@ class TelemetryCollector(Collector):
             if name == "gpu_energy_joules":
                 # What the card has used since its driver was loaded: it only grows.
                 yield CounterMetricFamily("pagedd:energy_joules", text, value=value)
+            elif name == "cpu_energy_joules":
+                yield CounterMetricFamily("pagedd:cpu_energy_joules", text, value=value)
             else:
                 yield GaugeMetricFamily(f"pagedd:{name}", text, value=value)
 
@@ -130,74 +194,34 @@ class TelemetryCollector(Collector):
         return iter(())
 
 
-class GpuMeter:
-    """One NVIDIA device through NVML. Any call may fail, and then its figures alone are None."""
+class _Seldom(Generic[_Value]):
+    """A reading that costs too much to be made each time."""
 
-    NAMES = (
-        "gpu_utilization_ratio",
-        "gpu_memory_used_bytes",
-        "gpu_memory_total_bytes",
-        "gpu_power_watts",
-        "gpu_temperature_celsius",
-        "gpu_energy_joules",
-    )
+    def __init__(self, read: Callable[[], _Value]) -> None:
+        self._read = read
+        self._due_s = -math.inf
+        self._last: _Value | None = None
 
-    def __init__(self, nvml: Nvml | None, index: int) -> None:
-        self.index = index
-        self._nvml = nvml
-        self._handle = _reading(lambda: nvml.nvmlDeviceGetHandleByIndex(index)) if nvml is not None else None
-
-    def read(self) -> Figures:
-        nvml, handle = self._nvml, self._handle
-        if nvml is None or handle is None:
-            return dict.fromkeys(self.NAMES)
-        utilization = _reading(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        memory = _reading(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        total = _number(getattr(memory, "total", None))
-        power = _number(_reading(lambda: nvml.nvmlDeviceGetPowerUsage(handle)))
-        energy = _number(_reading(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
-        utilization_percent = _number(utilization, 100)
-        return {
-            "gpu_utilization_ratio": None if utilization_percent is None else utilization_percent / 100,
-            "gpu_memory_used_bytes": _number(getattr(memory, "used", None), total),
-            "gpu_memory_total_bytes": total,
-            "gpu_power_watts": None if power is None else power / 1000,
-            "gpu_temperature_celsius": _number(_reading(lambda: nvml.nvmlDeviceGetTemperature(handle, 0))),
-            "gpu_energy_joules": None if energy is None else energy / 1000,
-        }
+    def value(self) -> _Value | None:
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + _SLOW_INTERVAL_S
+            self._last = self._read()
+        return self._last
 
 
-def _load_nvml() -> Nvml | None:
-    try:
-        import pynvml  # type: ignore[import-untyped]
-
-        pynvml.nvmlInit()
-    except Exception as error:
-        # No driver, another driver, no permission: each has an exception of its own, and none concerns serving.
-        log.info("GPU figures are not available: %s", error)
-        return None
-    nvml: Nvml = pynvml
-    return nvml
+def _cpu_temperature_c() -> float | None:
+    """The hottest sensor of the processor. Boards have others, of disks and radios, which say nothing here."""
+    sensors: dict[str, list[Any]] = reading(lambda: psutil.sensors_temperatures()) or {}
+    found = [number(sensor.current, 150) for name in _CPU_SENSORS for sensor in sensors.get(name, ())]
+    return max((value for value in found if value is not None), default=None)
 
 
-def _cuda_index(device: str | None) -> int | None:
-    match = re.fullmatch(r"cuda(?::(\d+))?", device or "")
-    return int(match[1] or 0) if match else None
-
-
-def _reading(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or None when this machine cannot tell: telemetry never stops the daemon."""
-    try:
-        return read()
-    except Exception as error:
-        log.debug("a figure is not available: %s", error)
-        return None
-
-
-def _number(value: object, limit: float | None = None) -> float | None:
-    """A plausible figure as a float. NVML gives 2^32 − 1 or 2^64 − 1 for what it does not know."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    if value < 0 or value in (2**32 - 1, 2**64 - 1) or (limit is not None and value > limit):
-        return None
-    return float(value)
+def _gpu_figures(device: Device) -> Figures:
+    percent = device.utilization_percent
+    return {
+        "gpu_utilization_ratio": None if percent is None else percent / 100,
+        "gpu_memory_used_bytes": device.memory_used_bytes,
+        "gpu_memory_total_bytes": device.memory_total_bytes,
+        "gpu_power_watts": device.power_w,
+        "gpu_temperature_celsius": device.temperature_c,
+    }

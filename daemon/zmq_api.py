@@ -6,6 +6,7 @@ Owns what each message does and who may send it. Sockets and peers are `zmq_rout
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from pathlib import Path
 
 import msgspec
@@ -20,20 +21,24 @@ from pagedd.client.protocol import (
     ClientMessage,
     DaemonMessage,
     Done,
+    EvictPrefix,
     Failed,
     Generate,
+    GetBlock,
+    GetPrefixes,
     GetStats,
+    GetText,
     Ok,
     Ping,
     Pong,
     SetPriority,
-    Stats,
     decode_client,
     encode,
 )
 from pagedd.daemon.admission import Limit
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.frames import VERSION
+from pagedd.daemon.inspection import Inspection
 from pagedd.daemon.openai_schema import decoding_error
 from pagedd.daemon.runtime_dir import ADMIN_MODE, REQUESTS_MODE
 from pagedd.daemon.service import Service
@@ -46,7 +51,7 @@ ID_MAX_CHARS = 128
 ID = Limit("id", "Chosen by the client, unique among its live requests.", max_chars=ID_MAX_CHARS)
 # How long the last messages may take to leave when the daemon stops.
 _LINGER_S = 1.0
-_MAX_STATS_UNDER_WAY = 64
+_MAX_QUESTIONS_UNDER_WAY = 64
 
 
 class ZmqApi:
@@ -62,8 +67,12 @@ class ZmqApi:
     async def start(self) -> None:
         """Binds and serves. Raises `zmq.ZMQError` when an address is taken."""
         self._context = zmq.Context()
-        self._doors.append(_RequestsDoor(self._service, self._context, self._endpoints.requests, REQUESTS_MODE))
-        self._doors.append(_AdminDoor(self._service, self._context, self._endpoints.admin, ADMIN_MODE))
+        inspection = Inspection(self._service)
+        for door, path, mode in (
+            (_RequestsDoor, self._endpoints.requests, REQUESTS_MODE),
+            (_AdminDoor, self._endpoints.admin, ADMIN_MODE),
+        ):
+            self._doors.append(door(self._service, inspection, self._context, path, mode))
         self._feed = StatsFeed(self._service, self._context, self._endpoints.stats)
 
     async def close(self) -> None:
@@ -81,9 +90,17 @@ class ZmqApi:
 class _Door:
     """What both ROUTER sockets do: read messages, answer the ones that are no requests, refuse what is wrong."""
 
-    def __init__(self, service: Service, context: "zmq.Context[zmq.Socket[bytes]]", path: Path, mode: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        inspection: Inspection,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        path: Path,
+        mode: int,
+    ) -> None:
         self._service = service
-        self._stats_under_way: set[asyncio.Task[None]] = set()
+        self._inspection = inspection
+        self._questions: set[asyncio.Task[None]] = set()
         self._router = RouterSocket(
             context,
             path,
@@ -94,7 +111,7 @@ class _Door:
         )
 
     async def close(self) -> None:
-        for task in self._stats_under_way:
+        for task in self._questions:
             task.cancel()
         await self._router.close(_LINGER_S)
 
@@ -119,28 +136,37 @@ class _Door:
             match message:
                 case Ping():
                     self._send(peer, Pong(id=message.id, version=VERSION, state=self._service.state))
-                case GetStats():
-                    self._answer_stats(peer, message)
+                case GetStats() | GetBlock() | GetPrefixes() | GetText():
+                    self._answer_later(peer, message.id, self._inspection.answer(message, peer.caller))
                 case _:
                     self._handle(peer, peer.caller, message)
         except PageddError as error:
-            log.debug("refused a message of %s: %s", peer.caller, error)
-            self._service.metrics.failed(error.code)
-            self._send(peer, Failed(id=message_id, code=error.code, message=error.message, field=error.field))
+            self._service.note_failure(error.code, error.message)
+            self._refuse(peer, message_id, error)
+
+    def _refuse(self, peer: Peer, message_id: str, error: PageddError) -> None:
+        log.debug("refused a message of %s: %s", peer.caller, error)
+        self._send(peer, Failed(id=message_id, code=error.code, message=error.message, field=error.field))
 
     def _send(self, peer: Peer, message: DaemonMessage) -> None:
         # The end of a request must arrive even where its tokens no longer did.
         self._router.send(peer, encode(message), urgent=isinstance(message, Done | Failed) and message.id in peer.live)
 
-    def _answer_stats(self, peer: Peer, message: GetStats) -> None:
-        if len(self._stats_under_way) >= _MAX_STATS_UNDER_WAY:
-            raise PageddError("queue_full", f"{_MAX_STATS_UNDER_WAY} questions for statistics wait; try again later")
-        task = asyncio.get_running_loop().create_task(self._send_stats(peer, message))
-        self._stats_under_way.add(task)
-        task.add_done_callback(self._stats_under_way.discard)
+    def _answer_later(self, peer: Peer, message_id: str, answer: Coroutine[None, None, DaemonMessage]) -> None:
+        if len(self._questions) >= _MAX_QUESTIONS_UNDER_WAY:
+            answer.close()
+            raise PageddError("queue_full", f"{_MAX_QUESTIONS_UNDER_WAY} questions wait already; try again later")
+        task = asyncio.get_running_loop().create_task(self._answer(peer, message_id, answer))
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
 
-    async def _send_stats(self, peer: Peer, message: GetStats) -> None:
-        self._send(peer, Stats(id=message.id, frame=await self._service.stats_frame(message.blocks)))
+    async def _answer(self, peer: Peer, message_id: str, answer: Coroutine[None, None, DaemonMessage]) -> None:
+        try:
+            self._send(peer, await answer)
+        except PageddError as error:
+            # Counted, but no event: a viewer that asks again and again would fill the log that it shows.
+            self._service.metrics.failed(error.code)
+            self._refuse(peer, message_id, error)
 
     def _on_gone(self, peer: Peer) -> None:
         for request_id in list(peer.live.values()):
@@ -190,8 +216,11 @@ class _AdminDoor(_Door):
         if not caller.is_admin:
             raise PageddError("forbidden", f"user {caller.name} is neither root nor the daemon's own user")
         match message:
+            case EvictPrefix(id=message_id):
+                self._answer_later(peer, message_id, self._inspection.evict(message, caller))
+                return
             case Cancel(id=message_id, target=target):
-                found = self._service.cancel(target)
+                found = self._service.cancel(target, by=caller)
             case SetPriority(id=message_id, target=target, priority=priority):
                 found = self._service.set_priority(target, priority)
             case _:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 
 from pagedd.engine.errors import EngineError, IntegrityError
-from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.kv.prefix_tree import PrefixTree, prefix_tree
+from pagedd.engine.picture import block_info, sequence_snapshot, shown
+from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.scheduler import Scheduler
-from pagedd.engine.sequence import Sequence, SequenceState
-from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
 from pagedd.engine.step import Runner, Sampled, Step
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 # So many steps in a row in which nothing at all could be computed mean a broken device, not a bad request.
 MAX_BARREN_STEPS = 3
 INTEGRITY_CHECK_INTERVAL_S = 60.0
+# A picture stays small however many wait; the figures count them all.
+MAX_SEQUENCES_SHOWN = 512
 
 
 class Engine:
@@ -31,6 +34,7 @@ class Engine:
         self._scheduler = scheduler
         self._clock = clock
         self._seconds = {"schedule": 0.0, "commit": 0.0}
+        self._last_step = Step(number=0)
         self._num_barren_steps = 0
         self._next_integrity_check_s = 0.0
         self._integrity_alarms = 0
@@ -54,7 +58,7 @@ class Engine:
     def step(self) -> list[SequenceOutput]:
         """Computes one batch and returns what it did for each sequence that drew a token or ended."""
         started = time.perf_counter()
-        step = self._scheduler.schedule()
+        step = self._last_step = self._scheduler.schedule()
         self._seconds["schedule"] += time.perf_counter() - started
         if not step.scheduled:
             return []
@@ -65,6 +69,11 @@ class Engine:
             return self._run_one_by_one(step)
         self._num_barren_steps = 0
         return self._commit(step, sampled)
+
+    @property
+    def preemptions(self) -> list[Preemption]:
+        """Who lost seat and blocks in the last step."""
+        return self._scheduler.preemptions
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment; see `stats.py`. O(running sequences)."""
@@ -98,14 +107,40 @@ class Engine:
         )
 
     def snapshot(self) -> EngineSnapshot:
-        """Every block and every sequence between two steps. O(blocks + sequences)."""
-        now, pool = self._clock(), self._scheduler.blocks.pool
+        """Every block, and every sequence up to `MAX_SEQUENCES_SHOWN`, between two steps. O(blocks + sequences)."""
+        scheduler, blocks, now = self._scheduler, self._scheduler.blocks, self._clock()
+        scheduled = {item.sequence: item.num_scheduled_tokens for item in self._last_step.scheduled}
         return EngineSnapshot(
             stats=self.stats(),
-            block_states=pool.states(),
-            block_ref_counts=pool.ref_counts(),
-            sequences=[_sequence_snapshot(sequence, now) for sequence in self._scheduler.live_sequences()],
+            block_states=blocks.pool.states(),
+            block_ref_counts=blocks.pool.ref_counts(),
+            block_fills=blocks.fills(scheduler.running),
+            block_ages=blocks.pool.ages(),
+            sequences=[
+                sequence_snapshot(sequence, now, scheduled.get(sequence, 0))
+                for sequence in shown(scheduler.live_sequences(), MAX_SEQUENCES_SHOWN)
+            ],
         )
+
+    def block(self, index: int) -> BlockInfo | None:
+        """What block `index` holds and who uses it; None beyond the pool. O(live sequences' blocks)."""
+        blocks = self._scheduler.blocks
+        if not 0 <= index < blocks.pool.num_blocks:
+            return None
+        return block_info(blocks, self._scheduler.live_sequences(), index)
+
+    def prefixes(self, limit: int) -> PrefixTree:
+        """At most `limit` runs of the prefix index; see `kv/prefix_tree.py`."""
+        return prefix_tree(self._scheduler.blocks.prefix_cache, self._scheduler.blocks.pool, limit)
+
+    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+        """Frees the idle blocks of the prefix that has the block of `digest`, from there on.
+
+        Returns how many became free, and how many stay because they are in use; None when nothing has that digest.
+        """
+        blocks = self._scheduler.blocks
+        entry = blocks.prefix_cache.under(digest)
+        return None if entry is None else blocks.evict(entry)
 
     def check_integrity(self) -> None:
         """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""
@@ -171,24 +206,3 @@ def _describe_fault(error: Exception) -> tuple[str, str]:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
         return "out_of_memory", "the device ran out of memory in this request's step; shorten the prompt or try later"
     return "internal", f"the step failed with {type(error).__name__}; the daemon's log has the trace"
-
-
-def _sequence_snapshot(sequence: Sequence, now: float) -> SequenceSnapshot:
-    state = sequence.state.value
-    if sequence.state is SequenceState.RUNNING:
-        state = "decode" if sequence.is_decoding else "prefill"
-    first_token_s = None if sequence.first_token_s is None else sequence.first_token_s - sequence.arrival_s
-    return SequenceSnapshot(
-        request_id=sequence.request.request_id,
-        choice_index=sequence.choice_index,
-        state=state,
-        priority=sequence.priority,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_cached_tokens=sequence.num_cached_tokens or 0,
-        num_computed_tokens=sequence.num_computed_tokens,
-        num_output_tokens=sequence.num_output_tokens,
-        num_preemptions=sequence.num_preemptions,
-        age_s=now - sequence.arrival_s,
-        first_token_s=first_token_s,
-        block_table=list(sequence.block_table),
-    )

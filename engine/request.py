@@ -35,6 +35,16 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True, kw_only=True)
+class Preemption:
+    """A sequence lost seat and blocks in favour of another, which wanted `for_what`: a seat or blocks."""
+
+    request_id: str
+    choice_index: int
+    by_request_id: str
+    for_what: Literal["seat", "blocks"]
+
+
+@dataclass(slots=True, kw_only=True)
 class SequenceOutput:
     """What one step did for one choice. `finish_reason` marks the last output of that choice, and only that.
 

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Literal
 
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.policy import WaitingQueue, due_s, urgency
-from pagedd.engine.request import FinishReason, Request, SequenceOutput
+from pagedd.engine.request import FinishReason, Preemption, Request, SequenceOutput
 from pagedd.engine.sequence import Sequence, SequenceState
 from pagedd.engine.speculation import PromptLookup
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
@@ -65,6 +66,7 @@ class Scheduler:
         self.blocks = blocks
         self.counters = SchedulerCounters()
         self.num_scheduled_tokens = 0
+        self.preemptions: list[Preemption] = []  # of the last step
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._running: list[Sequence] = []  # most urgent first
@@ -170,6 +172,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Forms the next batch. Empty only when nothing is live."""
         step = Step(number=self.counters.steps)
+        self.preemptions = []
         budget = self._schedule_decodes(step, self.config.max_num_batched_tokens)
         self._schedule_prefills(step, budget)
         self.num_scheduled_tokens = step.num_scheduled_tokens
@@ -177,8 +180,13 @@ class Scheduler:
         return step
 
     def _schedule_decodes(self, step: Step, budget: int) -> int:
-        for sequence in [s for s in self._running if s.is_decoding]:
-            if budget > 0 and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
+        decodes = [s for s in self._running if s.is_decoding]
+        prompts = [s for s in (self._waiting.peek(), *self._running) if s is not None and not s.is_decoding]
+        # A prompt that is more urgent than somebody who decodes must not wait until decodes leave it a token.
+        presses = bool(decodes and prompts) and urgency(min(prompts, key=urgency)) < urgency(decodes[-1])
+        num_kept = int(presses and budget > 1)
+        for sequence in decodes:
+            if budget > num_kept and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
                 self._enter(step, sequence, 1)
                 budget -= 1
         return budget - self._add_guesses(step, budget)
@@ -271,7 +279,7 @@ class Scheduler:
             victim = self._running[-1]
             if victim is sequence:
                 return False
-            self._preempt(victim, step)
+            self._preempt(victim, step, sequence, "blocks")
         step.block_copies += copies
         return True
 
@@ -293,7 +301,7 @@ class Scheduler:
             if victims is None:
                 return False
             for victim in victims:
-                self._preempt(victim, step)
+                self._preempt(victim, step, sequence, "seat" if lacking_seats > 0 else "blocks")
             prefix = self.blocks.find_prefix(sequence)
         self._waiting.remove(sequence)
         self.blocks.attach(sequence, prefix)
@@ -316,7 +324,7 @@ class Scheduler:
             num_blocks -= max(1, self.blocks.num_missing_blocks(victim, victim.num_tokens))
         return victims if num_seats <= 0 and num_blocks <= 0 else None
 
-    def _preempt(self, victim: Sequence, step: Step) -> None:
+    def _preempt(self, victim: Sequence, step: Step, by: Sequence, for_what: Literal["seat", "blocks"]) -> None:
         """Takes seat and blocks of a running sequence. It is recomputed later; its caller sees nothing but time."""
         step.scheduled = [item for item in step.scheduled if item.sequence is not victim]
         held = set(victim.block_table)
@@ -325,6 +333,14 @@ class Scheduler:
         victim.num_preemptions += 1
         victim.state = SequenceState.PREEMPTED
         self.counters.preemptions += 1
+        self.preemptions.append(
+            Preemption(
+                request_id=victim.request.request_id,
+                choice_index=victim.choice_index,
+                by_request_id=by.request.request_id,
+                for_what=for_what,
+            )
+        )
         self.blocks.release(victim)
         self._running.remove(victim)
         self._waiting.push(victim)
@@ -361,12 +377,14 @@ class Scheduler:
     def _verify(self, item: ScheduledSequence, draws: list[Sampled]) -> SequenceOutput:
         """Takes drawn tokens as long as the guess before each was what had been drawn."""
         sequence, draft = item.sequence, item.draft_token_ids
+        if draws[0].error_code is not None:
+            return self._retry_alone(sequence)
         sequence.num_computed_tokens = item.start + 1
         self.blocks.index_full_blocks(sequence)
         output = self._take_token(sequence, draws[0])
         num_accepted = 0
         while output.finish_reason is None and num_accepted < len(draft):
-            if sequence.token_ids[-1] != draft[num_accepted]:
+            if sequence.token_ids[-1] != draft[num_accepted] or draws[num_accepted + 1].error_code is not None:
                 break
             # The guess was right: its KV is written, and the next draw was made from the right row.
             num_accepted += 1
@@ -377,6 +395,11 @@ class Scheduler:
         self.counters.drafted_tokens += len(draft)
         self.counters.accepted_tokens += num_accepted
         return output
+
+    def _retry_alone(self, sequence: Sequence) -> SequenceOutput:
+        """Nothing is taken of a step in which a guess may be what broke the logits; the next one has no guess."""
+        self._lookup.stop(sequence)
+        return self._output(sequence, [], None)
 
     def fail(self, sequence: Sequence, code: str, message: str) -> SequenceOutput:
         """Ends one sequence with an error, its unforked siblings after it go on by themselves."""

@@ -10,6 +10,7 @@ almost free. A full batch pays for each row, though less than for a sequence's f
 once for all of its rows), so there one token is guessed where three repeat, and more as guesses come true.
 """
 
+import sys
 from weakref import WeakKeyDictionary
 
 from pagedd.engine.sequence import Sequence
@@ -62,6 +63,10 @@ class PromptLookup:
         if history.length == 0:
             history.length = 1
             history.paused_until = sequence.num_tokens + _PAUSE_TOKENS
+
+    def stop(self, sequence: Sequence) -> None:
+        """No guesses for this sequence any more."""
+        self._histories[sequence].paused_until = sys.maxsize
 
 
 class _History:

@@ -73,7 +73,10 @@ class EngineStats:
 
 @dataclass(slots=True, kw_only=True)
 class SequenceSnapshot:
-    """One live sequence. `state` is waiting, prefill, decode or preempted; `block_table` is logical → physical."""
+    """One live sequence. `state` is waiting, prefill, decode or preempted; `block_table` is logical → physical.
+
+    `num_scheduled_tokens` are those that the last step computed for it.
+    """
 
     request_id: str
     choice_index: int
@@ -87,16 +90,43 @@ class SequenceSnapshot:
     age_s: float
     first_token_s: float | None
     block_table: list[int]
+    num_scheduled_tokens: int = 0
+    max_tokens: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineSnapshot:
-    """Every block and every sequence at one instant, between two steps.
+    """Every block and the sequences (see `Engine.snapshot`) at one instant, between two steps.
 
-    `block_states[i]`: 0 free, 1 cached, 2 used. `block_ref_counts[i]` saturates at 255.
+    `block_states[i]`: 0 free, 1 cached, 2 used. `block_ref_counts[i]` saturates at 255, as does `block_fills[i]`, the
+    slots with a token's KV. `block_ages[i]`: 0 for a block that is cached since under a second, or not cached; else k
+    for [2^(k-1), 2^k) seconds.
     """
 
     stats: EngineStats
     block_states: bytes
     block_ref_counts: bytes
     sequences: list[SequenceSnapshot]
+    block_fills: bytes = b""
+    block_ages: bytes = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class BlockInfo:
+    """One block at one moment, with what it holds.
+
+    Attributes:
+        owners: (request id, choice index, logical index) of the live sequences that name it.
+        token_ids: what its filled slots hold.
+        digest: None unless its content is indexed; `extras` is then what sequences must have in common to share it.
+        last_use_s: seconds since the last sequence let go of it; 0 while it is used, None while it is free.
+    """
+
+    state: str
+    ref_count: int
+    owners: list[tuple[str, int, int]]
+    token_ids: list[int]
+    digest: bytes | None
+    extras: tuple[tuple[str, str], ...]
+    num_hits: int
+    last_use_s: float | None

@@ -38,7 +38,7 @@ THIRD_PARTY = {
         "uvloop",
         "zmq",
     },
-    "tui": {"textual", "rich"},
+    "tui": {"msgspec", "textual", "rich"},
 }
 # The engine process is started as a program of its own; no module of the front imports it.
 ENGINE_PROCESS = "pagedd.daemon.engine_process"

@@ -4,8 +4,9 @@ Ties `BlockPool` (references) and `PrefixCache` (contents) to `Sequence.block_ta
 scheduler's simulation and its tests run on it without a model. The bytes themselves live in `storage.py`.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.block_pool import BlockPool
@@ -18,6 +19,7 @@ class BlockManager:
 
     Args:
         namespace: (tag, value) pairs that the KV of every block depends on; see `PrefixCache`.
+        clock: see `BlockPool`.
     """
 
     def __init__(
@@ -28,10 +30,12 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         namespace: Iterable[tuple[str, str]] = (),
         hasher: Hasher = blake2b_digest,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
+        self._clock = clock
+        self.pool = BlockPool(num_blocks, clock=clock)
         self.prefix_cache = PrefixCache(tuple(namespace), hasher)
         self.evictions_total = 0
 
@@ -67,6 +71,8 @@ class BlockManager:
             raise IntegrityError(f"{sequence.request.request_id} holds blocks already")
         for entry in prefix:
             self.pool.share(entry.block_id)
+        if sequence.num_cached_tokens is None:  # else it resumes after a preemption
+            self.prefix_cache.note_hit(prefix)
         sequence.block_table = [entry.block_id for entry in prefix]
         sequence.num_computed_tokens = len(prefix) * self.block_size
         sequence.num_indexed_blocks = len(prefix)
@@ -104,7 +110,11 @@ class BlockManager:
         for i in range(sequence.num_indexed_blocks, sequence.num_computed_tokens // size):
             token_ids = tuple(sequence.token_ids[i * size : (i + 1) * size])
             entry, displaced = self.prefix_cache.insert(
-                self._digest(sequence, i), sequence.last_indexed, token_ids, sequence.block_table[i]
+                self._digest(sequence, i),
+                sequence.last_indexed,
+                token_ids,
+                sequence.block_table[i],
+                sequence.request.cache_extras,
             )
             if displaced is not None:
                 self.pool.discard(displaced)
@@ -141,17 +151,38 @@ class BlockManager:
 
     def num_live_tokens(self, running: Iterable[Sequence]) -> int:
         """Tokens with KV in used blocks, a shared block's once. O(sequences): only tails are not full."""
-        tails: dict[int, int] = {}
-        for sequence in running:
-            num_full = sequence.num_computed_tokens // self.block_size
-            for logical, block_id in enumerate(sequence.block_table[num_full:], num_full):
-                filled = max(0, sequence.num_computed_tokens - logical * self.block_size)
-                tails[block_id] = max(tails.get(block_id, 0), filled)
+        tails = self._tails(running)
         return (self.pool.num_used - len(tails)) * self.block_size + sum(tails.values())
+
+    def fills(self, running: Iterable[Sequence]) -> bytes:
+        """Slots with a token's KV, one byte a block in physical order, saturating at 255; of a free block 0."""
+        full = min(self.block_size, 255)
+        fills = bytearray(self.pool.states().translate(bytes([0, full, full]) + bytes(253)))
+        for block_id, filled in self._tails(running).items():
+            fills[block_id] = min(filled, 255)
+        return bytes(fills)
+
+    def evict(self, head: CachedBlock) -> tuple[int, int]:
+        """Frees the idle blocks of the prefix that ends in `head`'s block and goes on in its children.
+
+        Returns how many blocks became free, and how many stay because a live sequence uses them.
+        """
+        num_freed = num_kept = 0
+        doomed = [head]
+        while doomed:
+            entry = doomed.pop()
+            doomed += entry.children.values()
+            if self.pool.is_cached(entry.block_id):
+                self.pool.discard(entry.block_id)
+                self.prefix_cache.forget(entry.block_id)
+                num_freed += 1
+            else:
+                num_kept += 1
+        return num_freed, num_kept
 
     def reset(self) -> None:
         """Forgets every content and reference. Only for an engine without a live sequence."""
-        self.pool = BlockPool(self.pool.num_blocks)
+        self.pool = BlockPool(self.pool.num_blocks, clock=self._clock)
         self.prefix_cache.clear()
 
     def check_integrity(self, live: Iterable[Sequence]) -> None:
@@ -172,6 +203,16 @@ class BlockManager:
                 raise IntegrityError(f"block {block_id} is cached but not indexed")
             if not references[block_id] and not self.pool.is_cached(block_id) and block_id in self.prefix_cache:
                 raise IntegrityError(f"block {block_id} is free but indexed")
+
+    def _tails(self, running: Iterable[Sequence]) -> dict[int, int]:
+        """The used blocks that are not full, and how many slots of each are filled. O(sequences)."""
+        tails: dict[int, int] = {}
+        for sequence in running:
+            num_full = sequence.num_computed_tokens // self.block_size
+            for logical, block_id in enumerate(sequence.block_table[num_full:], num_full):
+                filled = max(0, sequence.num_computed_tokens - logical * self.block_size)
+                tails[block_id] = max(tails.get(block_id, 0), filled)
+        return tails
 
     def _digest(self, sequence: Sequence, logical: int) -> bytes:
         digests = sequence.block_digests

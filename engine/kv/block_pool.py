@@ -10,6 +10,12 @@ A block is in exactly one state:
     used     at least one reference, not in the list
 """
 
+import time
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+
 from pagedd.engine.errors import IntegrityError
 
 
@@ -30,9 +36,13 @@ FREE, CACHED, USED = range(3)  # a block's state in `BlockPool.states`
 
 
 class BlockPool:
-    """`num_blocks` blocks of equal size. Taking, sharing and releasing are O(1) whatever the pool's size."""
+    """`num_blocks` blocks of equal size. Taking, sharing and releasing are O(1) whatever the pool's size.
 
-    def __init__(self, num_blocks: int) -> None:
+    Args:
+        clock: seconds, monotonic; replaceable so that tests decide how old a block is.
+    """
+
+    def __init__(self, num_blocks: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
@@ -43,6 +53,8 @@ class BlockPool:
         # Kept beside the blocks, so that a picture of a large pool is a copy and delays no step.
         self._states = bytearray(num_blocks)
         self._ref_counts = bytearray(num_blocks)
+        self._idle_since_s = array("d", bytes(8 * num_blocks))  # meaningful while idle
+        self._clock = clock
         for block in self._blocks:
             self._insert_before(self._idle, block)
         self.num_free = num_blocks
@@ -117,6 +129,24 @@ class BlockPool:
         """One byte a block in physical order, saturating at 255."""
         return bytes(self._ref_counts)
 
+    def ages(self) -> bytes:
+        """One byte a block in physical order: 0 for one that is cached since under a second, or not cached.
+
+        Else k for [2^(k-1), 2^k) seconds since its last reference went.
+        """
+        idle_s = self._clock() - np.frombuffer(self._idle_since_s)
+        # The exponent of a number below one is not positive.
+        exponents = np.maximum(np.frexp(idle_s)[1], 0).astype(np.uint8)
+        exponents *= np.frombuffer(self._states, np.uint8) == CACHED
+        return exponents.tobytes()
+
+    def last_use_s(self, block_id: int) -> float | None:
+        """Seconds since the last reference to a cached block went; 0 for a used one, None for a free one."""
+        block = self._blocks[block_id]
+        if block.ref_count:
+            return 0.0
+        return self._clock() - self._idle_since_s[block_id] if block.is_cached else None
+
     def check_integrity(self) -> None:
         """Raises `IntegrityError` unless the states add up and the list holds the idle blocks, free ones first."""
         order = self.idle_order()
@@ -145,6 +175,7 @@ class BlockPool:
         block.is_cached = keep
         self._states[block.block_id] = CACHED if keep else FREE
         if keep:
+            self._idle_since_s[block.block_id] = self._clock()
             self.num_cached += 1
             self._insert_before(self._idle, block)
         else:

@@ -9,11 +9,12 @@ it, so that even a colliding digest cannot serve another prompt's KV.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
 
+Extras = tuple[tuple[str, str], ...]
 Hasher = Callable[[bytes], bytes]
 
 
@@ -21,14 +22,25 @@ def blake2b_digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class CachedBlock:
-    """An index entry: `block_id` holds the KV of `token_ids`, preceded by what `parent` and its parents hold."""
+    """An index entry: `block_id` holds the KV of `token_ids`, preceded by what `parent` and its parents hold.
+
+    Mutated only by `PrefixCache`.
+
+    Attributes:
+        extras: what the chain's root covers beside the namespace: caller, salt, adapter.
+        children: the indexed blocks that continue it, by their block id.
+        num_hits: sequences that started with it.
+    """
 
     digest: bytes
     parent: "CachedBlock | None"
     token_ids: tuple[int, ...]
     block_id: int
+    extras: Extras = ()
+    children: "dict[int, CachedBlock]" = field(default_factory=dict)
+    num_hits: int = 0
 
 
 class PrefixCache:
@@ -37,6 +49,9 @@ class PrefixCache:
     Args:
         namespace: (tag, value) pairs that hold for the whole cache: model, KV dtype, layout.
         hasher: bytes → digest; replaceable so that tests can force collisions.
+
+    Attributes:
+        roots: the entries that begin a prompt, by their block id.
     """
 
     def __init__(self, namespace: Sequence[tuple[str, str]] = (), hasher: Hasher = blake2b_digest) -> None:
@@ -44,6 +59,7 @@ class PrefixCache:
         self._hasher = hasher
         self._by_digest: dict[bytes, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
+        self.roots: dict[int, CachedBlock] = {}
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -70,8 +86,26 @@ class PrefixCache:
             return None
         return entry
 
+    def entry(self, block_id: int) -> CachedBlock | None:
+        """What `block_id` holds, when that is indexed."""
+        return self._by_block.get(block_id)
+
+    def under(self, digest: bytes) -> CachedBlock | None:
+        """The entry of that digest, whatever precedes it."""
+        return self._by_digest.get(digest)
+
+    def note_hit(self, run: Sequence[CachedBlock]) -> None:
+        """A sequence starts with the blocks of `run`."""
+        for entry in run:
+            entry.num_hits += 1
+
     def insert(
-        self, digest: bytes, parent: CachedBlock | None, token_ids: tuple[int, ...], block_id: int
+        self,
+        digest: bytes,
+        parent: CachedBlock | None,
+        token_ids: tuple[int, ...],
+        block_id: int,
+        extras: Extras = (),
     ) -> tuple[CachedBlock, int | None]:
         """Indexes `block_id`, whose KV is completely written.
 
@@ -84,9 +118,10 @@ class PrefixCache:
             return known, None
         stale = self._by_digest.get(digest)
         if stale is not None:
-            del self._by_block[stale.block_id]
-        entry = CachedBlock(digest, parent, token_ids, block_id)
+            self.forget(stale.block_id)
+        entry = CachedBlock(digest, parent, token_ids, block_id, extras)
         self._by_digest[digest] = self._by_block[block_id] = entry
+        self._siblings(entry)[block_id] = entry
         return entry, stale.block_id if stale is not None else None
 
     def forget(self, block_id: int) -> bool:
@@ -95,8 +130,13 @@ class PrefixCache:
         if entry is None:
             return False
         del self._by_digest[entry.digest]
+        self._siblings(entry).pop(block_id, None)
         return True
 
     def clear(self) -> None:
         self._by_digest.clear()
         self._by_block.clear()
+        self.roots.clear()
+
+    def _siblings(self, entry: CachedBlock) -> dict[int, CachedBlock]:
+        return self.roots if entry.parent is None else entry.parent.children

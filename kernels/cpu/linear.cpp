@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kMaxRows = 5;         // of a register block; with two tiles, 10 integer and 10 float sums
 constexpr int kTilesAtOnce = 2;     // of a register block
+constexpr float kLeastInput = 1e-35f;  // a group of smaller ones counts as zeros: its inverse would not be finite
 constexpr int kRowBlock = 64;       // rows whose inputs stay in the second-level cache while tiles go by
 
 constexpr size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -255,7 +256,7 @@ void quantize_row(int in, const float* x, uint8_t* prepared) {
   for (int g = 0; g < in / kGroup; ++g) {
     const Vec a = Vec::load(x + g * kGroup), b = Vec::load(x + g * kGroup + kLanes);
     const float largest = max(abs(a), abs(b)).max();
-    const Vec inverse = Vec::all(largest > 0 ? 127.0f / largest : 0.0f);
+    const Vec inverse = Vec::all(largest > kLeastInput ? 127.0f / largest : 0.0f);
     const Vec qa = round(a * inverse), qb = round(b * inverse);
     scales[g] = largest / 127.0f;
     sums[g] = scales[g] * (qa + qb).sum();

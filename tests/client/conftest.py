@@ -13,6 +13,7 @@ from pagedd.client import protocol
 from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.protocol import (
     Accepted,
+    BlockDetail,
     BlockMap,
     Cancel,
     Chat,
@@ -21,12 +22,20 @@ from pagedd.client.protocol import (
     DaemonMessage,
     Delta,
     Done,
+    Evicted,
+    EvictPrefix,
     Generate,
+    GetBlock,
+    GetPrefixes,
     GetStats,
+    GetText,
     Ok,
     Ping,
     Pong,
+    Prefixes,
+    PrefixNode,
     RequestRow,
+    RequestText,
     SetPriority,
     Stats,
     StatsFrame,
@@ -93,6 +102,17 @@ class FakeDaemon:
                 return [Pong(id=message.id, version="0.1.0", state="ready")]
             case GetStats():
                 return [Stats(id=message.id, frame=self.frame)]
+            case GetBlock():
+                return [BlockDetail(id=message.id, index=message.index, state="cached", num_tokens=4, text="once")]
+            case GetPrefixes():
+                node = PrefixNode(digest="d1", parent="", depth=0, num_tokens=8, num_blocks=2, user="ana")
+                return [Prefixes(id=message.id, nodes=[node][: message.limit], num_blocks=2)]
+            case EvictPrefix():
+                return [Evicted(id=message.id, num_blocks=2)]
+            case GetText():
+                return [
+                    RequestText(id=message.id, request_id=message.target, prompt="once", outputs=["".join(self.words)])
+                ]
             case Cancel() | SetPriority():
                 return [Ok(id=message.id)]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pagedd.client import AsyncClient, PageddError, protocol
@@ -18,13 +19,18 @@ from pagedd.client.protocol import (
     ChatMessage,
     Delta,
     Done,
+    EvictPrefix,
     Failed,
     Generate,
+    GetBlock,
+    GetPrefixes,
     GetStats,
+    GetText,
     Ping,
     Pong,
     Sampling,
     SetPriority,
+    StatsFrame,
 )
 
 FakeDaemon = Any
@@ -222,6 +228,39 @@ async def test_stats_and_ping_answer(daemon: FakeDaemon, directory: Path) -> Non
         assert (await client.stats(blocks=True)).requests[1].block_table == [1, 4]
         assert daemon.hear(GetStats).blocks is True
         assert (await client.ping()).state == "ready"
+
+
+async def test_a_block_the_prefixes_and_a_text_are_asked_for_over_the_request_socket(
+    daemon: FakeDaemon, directory: Path
+) -> None:
+    async with AsyncClient(directory) as client:
+        assert (await client.block(3)).text == "once"
+        assert [node.digest for node in (await client.prefixes(limit=5)).nodes] == ["d1"]
+        assert (await client.text("r1")).outputs == ["one two three"]
+    assert daemon.hear(GetBlock).index == 3
+    assert daemon.hear(GetPrefixes).limit == 5
+    assert daemon.hear(GetText).target == "r1"
+
+
+async def test_a_prefix_is_evicted_over_the_admin_socket(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        assert (await client.evict_prefix("d1")).num_blocks == 2
+    assert daemon.hear(EvictPrefix, "admin").digest == "d1"
+
+
+def test_a_frame_of_an_older_version_still_decodes(make_frame: Callable[..., StatsFrame]) -> None:
+    new = {"machine", "events", "seq"}
+    new_of_rows = {"model", "num_scheduled_tokens", "max_tokens", "preview"}
+    frame = msgspec.to_builtins(make_frame())
+    older = {name: value for name, value in frame.items() if name not in new}
+    older["requests"] = [
+        {name: value for name, value in row.items() if name not in new_of_rows} for row in frame["requests"]
+    ]
+    blocks = make_frame().blocks
+    older["blocks"] = {name: getattr(blocks, name) for name in ("block_size", "states", "ref_counts")}
+    decoded = protocol.decode_stats(msgspec.msgpack.encode(older))
+    assert decoded == make_frame()
+    assert (decoded.machine, decoded.events, decoded.seq) == (None, [], 0)
 
 
 async def test_the_daemons_own_ping_is_no_ones_answer(daemon: FakeDaemon, directory: Path) -> None:

@@ -17,7 +17,18 @@ from typing import Any
 import pytest
 
 from pagedd.client import pagectl
-from pagedd.client.protocol import Cancel, Chat, ChatMessage, Delta, Failed, Generate, Sampling
+from pagedd.client.protocol import (
+    Cancel,
+    Chat,
+    ChatMessage,
+    Delta,
+    Event,
+    EvictPrefix,
+    Failed,
+    Generate,
+    GetPrefixes,
+    Sampling,
+)
 
 FakeDaemon = Any
 Run = Callable[..., int]
@@ -183,6 +194,28 @@ def test_watching_stats_prints_each_frame_until_interrupted(daemon: FakeDaemon, 
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
     stop.set()
+
+
+def test_prefixes_and_events_are_text_or_json(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.frame.events = [Event(seq=1, time_s=0.0, kind="engine", reason="ready")]
+    assert run("prefixes") == run("events") == 0
+    text = capsys.readouterr().out
+    assert "d1           2       8" in text
+    assert "engine    ready" in text
+    assert run("prefixes", "--json") == run("events", "--json") == 0
+    tree, events = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert tree["nodes"][0]["user"] == "ana"
+    assert events[0]["reason"] == "ready"
+    assert run("prefixes", "--limit", "7") == 0
+    assert [daemon.hear(GetPrefixes).limit for _ in range(3)] == [100, 100, 7]
+
+
+def test_a_prefix_is_evicted_through_the_admin_socket(
+    daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("evict", "d1") == 0
+    assert daemon.hear(EvictPrefix, socket="admin").digest == "d1"
+    assert capsys.readouterr().out == "2 blocks are free, 0 are in use and stay\n"
 
 
 def test_cancel_goes_to_the_admin_socket(daemon: FakeDaemon, run: Run) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pagedd.client.protocol import BlockMap, RequestRow, StatsFrame
+from pagedd.client.protocol import BlockMap, Event, Prefixes, PrefixNode, RequestRow, StatsFrame
 from pagedd.client.render import (
     ASCII,
     UNICODE,
@@ -12,7 +12,9 @@ from pagedd.client.render import (
     printable,
     redrawn,
     render_blocks,
+    render_events,
     render_figures,
+    render_prefixes,
     render_requests,
 )
 
@@ -145,3 +147,33 @@ def test_names_from_others_cannot_steer_the_terminal(make_frame: Callable[..., S
 def test_a_redrawn_picture_leaves_nothing_of_the_one_before_and_never_scrolls() -> None:
     assert redrawn(["abc", "d"], columns=80, rows=24) == "\x1b[H\x1b[Kabc\n\x1b[Kd\n\x1b[J"
     assert redrawn(["abc", "d", "e"], columns=2, rows=3) == "\x1b[H\x1b[Kab\n\x1b[Kd\n\x1b[J"
+
+
+def test_prefixes_are_a_tree_with_what_continues_a_run_further_in() -> None:
+    def node(digest: str, parent: str, **fields: object) -> PrefixNode:
+        return PrefixNode(digest=digest, parent=parent, depth=0, num_tokens=8, num_blocks=2, **fields)  # type: ignore[arg-type]
+
+    tree = Prefixes(
+        id="1",
+        nodes=[
+            node("d1", "", num_hits=3, age_s=4.0, state="mixed", user="ana", text="You are\n kind"),
+            node("d2", "d1", user="ana", text="and brief\x1b[2J"),
+            node("d3", ""),
+        ],
+        num_blocks=9,
+        is_cut=True,
+    )
+    assert render_prefixes(tree, UNICODE) == [
+        "9 blocks are indexed; 6 of them are shown",
+        "digest  blocks  tokens  hits   idle  state   who      begins with",
+        "d1           2       8     3  4.0 s  mixed   ana      You are kind",
+        "d2           2       8     0  0.0 s  cached  ana        and brief\N{REPLACEMENT CHARACTER}[2J",
+        "d3           2       8     0  0.0 s  cached  anybody  –",
+    ]
+
+
+def test_events_are_lines_with_what_and_why() -> None:
+    event = Event(seq=1, time_s=1000.0, kind="preemption", reason="request r2 needed its seat", request_id="r1")
+    [line] = render_events([event])
+    assert line.split(maxsplit=1)[1] == "preemption  r1  request r2 needed its seat"
+    assert render_events([]) == ["nothing has happened since the daemon started"]

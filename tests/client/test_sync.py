@@ -77,6 +77,10 @@ def test_stats_can_be_watched_and_left(daemon: FakeDaemon, directory: Path) -> N
         assert client.ping().state == "ready"
         client.cancel("r1")
         client.set_priority("r1", 3)
+        assert client.block(1).index == 1
+        assert client.prefixes().num_blocks == 2
+        assert client.text("r1").prompt == "once"
+        assert client.evict_prefix("d1").num_blocks == 2
     stop.set()
 
 

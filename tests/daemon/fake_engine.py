@@ -15,8 +15,9 @@ from pagedd.daemon import engine_process
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
-from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
+from pagedd.engine.request import Preemption, Request, SequenceOutput
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
 
 
 class Prompt(IntEnum):
@@ -27,12 +28,14 @@ class Prompt(IntEnum):
     VANISH = 1003
     HANG = 1004
     SLOW = 1005
+    PREEMPT = 1006  # in its first step it loses its seat to a request called `other`
 
 
 class FakeEngine:
     def __init__(self) -> None:
         self.live: dict[str, tuple[Request, int]] = {}
         self.num_steps = 0
+        self.preemptions: list[Preemption] = []
 
     @property
     def has_work(self) -> bool:
@@ -51,6 +54,7 @@ class FakeEngine:
 
     def step(self) -> list[SequenceOutput]:
         self.num_steps += 1
+        self.preemptions = []
         outputs = []
         for request_id, (request, done) in list(self.live.items()):
             match request.prompt_token_ids[0]:
@@ -62,6 +66,10 @@ class FakeEngine:
                     time.sleep(600)
                 case Prompt.SLOW:
                     time.sleep(0.02)
+                case Prompt.PREEMPT if done == 0:
+                    self.preemptions.append(
+                        Preemption(request_id=request_id, choice_index=0, by_request_id="other", for_what="seat")
+                    )
             done += 1
             self.live[request_id] = (request, done)
             is_last = done == request.params.max_tokens
@@ -110,6 +118,30 @@ class FakeEngine:
             for request_id, (request, done) in self.live.items()
         ]
         return EngineSnapshot(stats=self.stats(), block_states=bytes(6), block_ref_counts=bytes(6), sequences=sequences)
+
+    def block(self, index: int) -> BlockInfo | None:
+        if index >= 6:
+            return None
+        return BlockInfo(
+            state="free", ref_count=0, owners=[], token_ids=[], digest=None, extras=(), num_hits=0, last_use_s=None
+        )
+
+    def prefixes(self, limit: int) -> PrefixTree:
+        run = PrefixRun(
+            digest=b"d" * 16,
+            parent=None,
+            depth=0,
+            num_blocks=1,
+            num_hits=0,
+            last_use_s=0.5,
+            state="cached",
+            extras=(("caller", "uid:0"),),
+            token_ids=(1, 2, 3, 4),
+        )
+        return PrefixTree(runs=[run][:limit], num_blocks=1, is_cut=False)
+
+    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+        return (1, 0) if digest == b"d" * 16 else None
 
     def check_when_idle(self) -> None:
         pass

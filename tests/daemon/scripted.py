@@ -26,8 +26,9 @@ from pagedd.daemon.prepared import PreparedModel
 from pagedd.daemon.service import Service
 from pagedd.daemon.zmq_api import ZmqApi
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput, TokenLogprobs
-from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.kv.prefix_tree import PrefixTree
+from pagedd.engine.request import Preemption, Request, SequenceOutput, TokenLogprobs
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
 
 VOCAB_SIZE = 259
 EOS = 256
@@ -125,6 +126,10 @@ class ScriptedHost:
     priorities: list[tuple[str, int]] = field(default_factory=list)
     live: dict[str, Request] = field(default_factory=dict)
     num_restarts: int = 0
+    blocks: dict[int, BlockInfo] = field(default_factory=dict)
+    tree: PrefixTree = field(default_factory=lambda: PrefixTree(runs=[], num_blocks=0, is_cut=False))
+    evicted: list[bytes] = field(default_factory=list)
+    on_preempted: Callable[[list[Preemption]], None] = lambda preemptions: None
     on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
     on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
     on_lost: Callable[[str], None] = lambda reason: None
@@ -191,6 +196,22 @@ class ScriptedHost:
         return EngineSnapshot(
             stats=self.stats, block_states=bytes(num_blocks), block_ref_counts=bytes(num_blocks), sequences=sequences
         )
+
+    async def block(self, index: int) -> BlockInfo | None:
+        """One of `blocks`."""
+        self.check_ready()
+        return self.blocks.get(index)
+
+    async def prefixes(self, limit: int) -> PrefixTree:
+        self.check_ready()
+        return self.tree
+
+    async def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+        """Frees the runs of `tree` that have that digest."""
+        self.check_ready()
+        self.evicted.append(digest)
+        found = [run for run in self.tree.runs if run.digest == digest]
+        return (sum(run.num_blocks for run in found), 0) if found else None
 
     def produce(self, request_id: str, ids: list[int] | bytes, index: int = 0, **fields: Any) -> None:
         """One step with `ids` for one choice."""

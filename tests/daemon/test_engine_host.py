@@ -14,7 +14,7 @@ import pytest
 from pagedd.client.errors import PageddError
 from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.engine.config import EngineConfig
-from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
 
 from .fake_engine import Prompt
@@ -28,10 +28,12 @@ class Recorder:
     def __init__(self, host: EngineHost) -> None:
         self.host = host
         self.outputs: list[SequenceOutput] = []
+        self.preempted: list[Preemption] = []
         self.refused: list[tuple[str, str, str]] = []
         self.lost: list[str] = []
         self.states: list[EngineState] = []
         self.num_reports = 0
+        host.on_preempted = self.preempted.extend
         host.on_outputs = self._heard
         host.on_refused = lambda *refusal: self.refused.append(refusal)
         host.on_lost = self.lost.append
@@ -164,6 +166,31 @@ async def test_a_snapshot_comes_between_steps_and_in_order(start_host: StartHost
     first, second = await asyncio.gather(engine.host.snapshot(), engine.host.snapshot())
     assert [sequence.request_id for sequence in first.sequences] == ["a"]
     assert second.stats.steps_total >= first.stats.steps_total
+
+
+async def test_questions_of_every_kind_get_their_own_answer_in_the_midst_of_steps(start_host: StartHost) -> None:
+    host = (await start_host()).host
+    host.submit(request("a", 5, max_tokens=1_000_000))
+    block, tree, snapshot, none, evicted, unknown = await asyncio.gather(
+        host.block(0),
+        host.prefixes(10),
+        host.snapshot(),
+        host.block(6),
+        host.evict_prefix(b"d" * 16),
+        host.evict_prefix(b"unknown"),
+    )
+    assert block is not None
+    assert (block.state, none) == ("free", None)
+    assert [run.token_ids for run in tree.runs] == [(1, 2, 3, 4)]
+    assert [sequence.request_id for sequence in snapshot.sequences] == ["a"]
+    assert (evicted, unknown) == ((1, 0), None)
+
+
+async def test_who_was_preempted_is_told_once_with_the_step(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.submit(request("a", Prompt.PREEMPT))
+    await until(lambda: len(engine.tokens_of("a")) == 3)
+    assert [(victim.request_id, victim.by_request_id) for victim in engine.preempted] == [("a", "other")]
 
 
 @pytest.mark.parametrize("deadly", [Prompt.CRASH, Prompt.VANISH])

@@ -179,3 +179,9 @@ def test_tokens_of_one_step_share_the_gap() -> None:
     assert samples["vllm:request_prefill_time_seconds_sum", ()] == 0.75
     assert samples["vllm:request_decode_time_seconds_sum", ()] == 1.0
     assert samples["vllm:e2e_request_latency_seconds_sum", ()] == 2.0
+    assert metrics.recent_latencies() == {
+        "first_token_seconds_p50": pytest.approx(1.0, rel=0.02),
+        "first_token_seconds_p95": pytest.approx(1.0, rel=0.02),
+        "inter_token_seconds_p50": pytest.approx(0.25, rel=0.02),
+        "inter_token_seconds_p99": pytest.approx(0.25, rel=0.02),
+    }

@@ -13,18 +13,26 @@ import pytest
 import zmq
 
 from pagedd.client.endpoints import ipc
+from pagedd.client.errors import PageddError
 from pagedd.client.protocol import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Accepted,
+    BlockDetail,
     Cancel,
     Chat,
     ChatMessage,
+    ClientMessage,
     Delta,
     Done,
+    Evicted,
+    EvictPrefix,
     Failed,
     Generate,
+    GetBlock,
+    GetPrefixes,
     GetStats,
+    GetText,
     Ok,
     Ping,
     Pong,
@@ -37,8 +45,21 @@ from pagedd.client.protocol import (
 from pagedd.daemon import zmq_router
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.engine_host import EngineState
+from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
+from pagedd.engine.stats import BlockInfo
 
 from .scripted import EOS, WAIT_S, ScriptedHost, Served, ZmqClient, serving, until
+
+CACHED = BlockInfo(
+    state="cached",
+    ref_count=0,
+    owners=[],
+    token_ids=list(b"secret"),
+    digest=b"d" * 16,
+    extras=(),
+    num_hits=0,
+    last_use_s=1.0,
+)
 
 
 @pytest.fixture
@@ -372,6 +393,99 @@ async def test_the_owner_cancels_and_moves_any_request(served: Served) -> None:
         assert refused.code == "forbidden"
 
 
+QUESTIONS = [GetStats(id="q"), GetBlock(id="q", index=7), GetPrefixes(id="q"), GetText(id="q", target="r")]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: type(question).__name__)
+@pytest.mark.parametrize("socket_name", ["requests", "admin"])
+async def test_every_question_is_answered_under_its_id_on_both_sockets(
+    served: Served, question: ClientMessage, socket_name: str
+) -> None:
+    served.host.reply = lambda request: None
+    served.host.blocks[7] = CACHED
+    async with served.client() as client, served.client(getattr(served.endpoints, socket_name)) as asker:
+        await client.say(prompt("secret"))
+        accepted = await client.hear()
+        assert isinstance(accepted, Accepted)
+        if isinstance(question, GetText):
+            question = GetText(id="q", target=accepted.request_id)
+        await asker.say(question)
+        answer = await asker.hear()
+    assert not isinstance(answer, Failed)
+    assert answer.id == "q"
+
+
+async def test_a_stranger_is_answered_without_a_word_of_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.host.reply = lambda request: None
+    served.host.blocks[7] = CACHED
+    async with served.client() as client, served.client() as stranger:
+        await client.say(prompt("secret"))
+        accepted = await client.hear()
+        assert isinstance(accepted, Accepted)
+        monkeypatch.setattr(zmq_router, "caller_of_address", lambda address: Caller(uid=100_001))
+        await stranger.say(GetBlock(id="b", index=7))
+        block = await stranger.hear()
+        assert isinstance(block, BlockDetail)
+        assert (block.text, block.token_ids) == (None, [])
+        await stranger.say(GetText(id="t", target=accepted.request_id))
+        refused = await stranger.hear()
+        assert isinstance(refused, Failed)
+        assert (refused.id, refused.code) == ("t", "forbidden")
+        await stranger.say(EvictPrefix(id="e", digest="00"))
+        refused = await stranger.hear()
+        assert isinstance(refused, Failed)
+        assert (refused.id, refused.code) == ("e", "forbidden")
+
+
+async def test_the_owner_evicts_a_prefix_through_the_admin_socket_alone(served: Served) -> None:
+    run = PrefixRun(
+        digest=b"d" * 16,
+        parent=None,
+        depth=0,
+        num_blocks=3,
+        num_hits=0,
+        last_use_s=0.0,
+        state="cached",
+        extras=(),
+        token_ids=(97,),
+    )
+    served.host.tree = PrefixTree(runs=[run], num_blocks=3, is_cut=False)
+    async with served.client() as client, served.client(served.endpoints.admin) as admin:
+        await client.say(EvictPrefix(id="1", digest=run.digest.hex()))
+        refused = await client.hear()
+        assert isinstance(refused, Failed)
+        assert refused.code == "forbidden"
+        assert served.host.evicted == []
+        await admin.say(EvictPrefix(id="2", digest=run.digest.hex()))
+        assert await admin.hear() == Evicted(id="2", num_blocks=3)
+        await admin.say(EvictPrefix(id="3", digest="00"))
+        refused = await admin.hear()
+        assert isinstance(refused, Failed)
+        assert (refused.id, refused.code) == ("3", "prefix_not_found")
+
+
+async def test_questions_wait_for_the_engine_up_to_a_limit_and_die_with_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def waits(index: int) -> None:
+        await answer
+
+    monkeypatch.setattr(served.host, "block", waits)
+    async with served.client() as client:
+        for number in range(65):
+            await client.say(GetBlock(id=str(number), index=0))
+        refused = await client.hear()
+        assert isinstance(refused, Failed)
+        assert (refused.id, refused.code) == ("64", "queue_full")
+        answer.set_exception(PageddError("engine_died", "it ended"))
+        died = [await client.hear() for _ in range(64)]
+    assert {message.code for message in died if isinstance(message, Failed)} == {"engine_died"}
+    assert sorted(int(message.id) for message in died) == list(range(64))
+    assert [event.reason.split(":")[0] for event in served.service.events.newest()] == ["queue_full"]
+
+
 async def test_a_stranger_on_the_admin_socket_is_refused_whatever_the_files_mode(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,10 +504,10 @@ async def test_pictures_are_made_only_while_somebody_looks(served: Served, monke
     num_made = 0
     stats_frame = served.service.stats_frame
 
-    async def counted(blocks: bool) -> object:
+    async def counted(blocks: bool, viewer: Caller | None = None) -> object:
         nonlocal num_made
         num_made += 1
-        return await stats_frame(blocks)
+        return await stats_frame(blocks, viewer)
 
     monkeypatch.setattr(served.service, "stats_frame", counted)
     await asyncio.sleep(0.4)
@@ -419,10 +533,10 @@ async def test_a_picture_that_cannot_be_made_is_logged_and_the_next_one_comes(
     stats_frame = served.service.stats_frame
     faults = [RuntimeError("once")]
 
-    async def fails_once(blocks: bool) -> object:
+    async def fails_once(blocks: bool, viewer: Caller | None = None) -> object:
         if faults:
             raise faults.pop()
-        return await stats_frame(blocks)
+        return await stats_frame(blocks, viewer)
 
     monkeypatch.setattr(served.service, "stats_frame", fails_once)
     subscriber = served.context.socket(zmq.SUB)

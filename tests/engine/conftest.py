@@ -78,7 +78,11 @@ class Bench:
         )
         self.now = 0.0
         self.blocks = BlockManager(
-            num_blocks, block_size, enable_prefix_caching=config.enable_prefix_caching, hasher=hasher
+            num_blocks,
+            block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            hasher=hasher,
+            clock=lambda: self.now,
         )
         self.scheduler = Scheduler(config, self.blocks, clock=lambda: self.now)
         self.runner = TokenRunner(num_blocks, block_size)

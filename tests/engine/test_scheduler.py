@@ -417,3 +417,18 @@ def test_an_abort_at_any_time_gives_all_blocks_back_at_once(bench, num_steps) ->
     assert not b.scheduler.has_work
     assert not b.scheduler.abort("a")
     b.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("num_free_seats", [0, 4])
+def test_an_urgent_arrival_gets_a_token_of_a_budget_that_decodes_would_spend(bench, num_free_seats) -> None:
+    b = bench(num_blocks=200, max_num_seqs=4 + num_free_seats, max_num_batched_tokens=4, max_model_len=256)
+    for name in "abcd":
+        b.add(name, [1, 2, 3], max_tokens=100)
+    while sum(s.is_decoding for s in b.scheduler.running) < 4:
+        b.step()
+    b.add("urgent", [4, 5, 6, 7], max_tokens=1, priority=100)
+    num_steps = 0
+    while ("urgent", 0) not in b.finished:
+        b.step()
+        num_steps += 1
+    assert num_steps < 10

@@ -57,7 +57,7 @@ class EngineLife(RuleBasedStateMachine):
         family=st.integers(0, 2),
         length=st.integers(1, 40),
         tail=st.integers(0, 3),
-        max_tokens=st.integers(1, 8),
+        max_tokens=st.integers(1, 20),
         n=st.sampled_from([1, 1, 1, 2, 3]),
         priority=st.sampled_from([-100, -1, 0, 0, 0, 1, 100]),
     )

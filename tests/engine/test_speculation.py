@@ -6,6 +6,7 @@ from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.speculation import PromptLookup
+from pagedd.engine.step import Sampled
 
 
 def sequence(token_ids: list[int], **params) -> Sequence:
@@ -163,3 +164,22 @@ def test_a_long_history_is_looked_up_in_its_latest_part() -> None:
     assert lookup.propose(text, 10, 1) == []
     text.token_ids += [2999, 1, 2, 3]
     assert lookup.propose(text, 10, 1) == [2999, 1, 2]
+
+
+def test_a_guess_that_breaks_the_logits_costs_a_step_and_no_answer(bench, cold) -> None:
+    b = bench(num_blocks=20, num_speculative_tokens=7)
+    b.add("a", [3, 4, 5], max_tokens=60)
+    run, num_broken = b.runner.run, 0
+
+    def run_broken(step):
+        nonlocal num_broken
+        drawn = run(step)
+        if any(item.draft_token_ids for item in step.scheduled):
+            num_broken += 1
+            return [Sampled(0, error_code="nan_logits") for _ in drawn]
+        return drawn
+
+    b.runner.run = run_broken
+    b.run()
+    assert num_broken == 1
+    assert b.output("a") == cold([3, 4, 5], 60)

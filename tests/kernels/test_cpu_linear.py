@@ -84,3 +84,15 @@ def test_what_cannot_be_packed_is_refused(extension) -> None:
         extension.pack(torch.zeros(16, 32), "int2")
     with pytest.raises(RuntimeError, match="tiles do not have the size"):
         extension.PackedLinear(torch.zeros(1, 7, dtype=torch.uint8), "int4", 32)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("tiny", [1e-36, 1e-38, 1e-45])
+def test_a_group_of_tiny_inputs_counts_as_zeros(extension, form, tiny) -> None:
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    linear = packed(extension, weight, form)
+    x = torch.ones(1, 64)
+    x[0, 32:] = 0
+    expected = linear.multiply(x)
+    x[0, 32] = tiny
+    torch.testing.assert_close(linear.multiply(x), expected)

@@ -97,3 +97,38 @@ def test_integrity_check_notices_a_picture_that_is_not_what_the_blocks_say() -> 
     pool._blocks[0].ref_count = 2
     with pytest.raises(IntegrityError, match="picture of the pool"):
         pool.check_integrity()
+
+
+def test_a_cached_block_ages_in_powers_of_two_and_others_have_no_age() -> None:
+    now = 0.0
+    pool = BlockPool(6, clock=lambda: now)
+    for _ in range(5):
+        pool.take()
+    for block_id, at in ((0, 0.0), (1, 92.0), (2, 98.0), (3, 99.5)):
+        now = at
+        pool.release(block_id, keep=True)
+    now = 100.0
+    assert pool.states() == bytes([1, 1, 1, 1, 2, 0])
+    assert pool.ages() == bytes([7, 4, 2, 0, 0, 0])  # 100, 8, 2 and 0.5 s
+
+
+def test_last_use_is_now_for_a_used_block_and_unknown_for_a_free_one() -> None:
+    now = 10.0
+    pool = BlockPool(3, clock=lambda: now)
+    pool.take(), pool.take()
+    pool.release(1, keep=True)
+    now = 13.0
+    assert [pool.last_use_s(block_id) for block_id in range(3)] == [0.0, 3.0, None]
+
+
+def test_a_block_that_is_used_again_is_young_again() -> None:
+    now = 0.0
+    pool = BlockPool(1, clock=lambda: now)
+    pool.take()
+    pool.release(0, keep=True)
+    now = 50.0
+    assert pool.ages() == bytes([6])
+    pool.share(0)
+    assert pool.ages() == bytes([0])
+    pool.release(0, keep=True)
+    assert pool.ages() == bytes([0])

@@ -1,0 +1,197 @@
+"""What the real daemon says of itself: the stats socket, `pagectl stats --json` and `/metrics` tell one story."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+
+import pytest
+
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import StatsFrame
+from pagedd.client.sync import Client
+
+from .conftest import RunningDaemon, StartDaemon
+from .fake_engine import Prompt
+
+Figures = dict[str, float | None]
+
+# The name in a frame -> the name in `/metrics`; all that both tell.
+COUNTERS = {
+    "steps_total": "pagedd:steps_total",
+    "preemptions_total": "vllm:num_preemptions_total",
+    "prefix_queries_total": "vllm:prefix_cache_queries_total",
+    "prefix_hits_total": "vllm:prefix_cache_hits_total",
+    "recomputed_tokens_total": "pagedd:recomputed_tokens_total",
+    "evictions_total": "pagedd:evictions_total",
+    "prompt_tokens_total": "vllm:prompt_tokens_total",
+    "generation_tokens_total": "vllm:generation_tokens_total",
+    "integrity_alarms_total": "pagedd:integrity_alarms_total",
+} | {
+    f"step_seconds_{part}": f"pagedd:step_seconds_sum/{part}"
+    for part in ("schedule", "prepare", "forward", "sample", "commit")
+}
+GAUGES = {
+    "num_requests_running": "vllm:num_requests_running",
+    "num_requests_waiting": "vllm:num_requests_waiting",
+    "kv_usage": "vllm:kv_cache_usage_perc",
+    "slot_fill": "pagedd:kv_slot_fill_ratio",
+    "fragmentation": "pagedd:fragmentation_ratio",
+    "contiguous_fragmentation": "pagedd:contiguous_fragmentation_ratio",
+    "oldest_wait_s": "pagedd:oldest_wait_seconds",
+    "num_blocks_free": "pagedd:kv_blocks/free",
+    "num_blocks_cached": "pagedd:kv_blocks/cached",
+    "num_blocks_used": "pagedd:kv_blocks/used",
+    "host_memory_total_bytes": "pagedd:host_memory_total_bytes",
+}
+SYSTEM = "You are a careful clerk. You count every block and every token, and you write down what you see. "
+
+
+def metrics(daemon: RunningDaemon) -> dict[str, float]:
+    """Every sample of `/metrics` by its name; of those with a state or a part by NAME/STATE."""
+    status, text = daemon.get("/metrics")
+    assert status == 200
+    samples = {}
+    for line in text.splitlines():
+        if match := re.fullmatch(r"([\w:]+)(\{.*\})? (\S+)", line):
+            label = re.search(r'(?:state|part)="(\w+)"', match[2] or "")
+            samples[match[1] + (f"/{label[1]}" if label else "")] = float(match[3])
+    return samples
+
+
+def printed_stats(daemon: RunningDaemon) -> Figures:
+    """The figures of `pagectl stats --json`."""
+    command = [sys.executable, "-P", "-m", "pagedd.client.pagectl"]
+    command += ["--runtime-dir", str(daemon.endpoints.directory), "stats", "--json"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures: Figures = json.loads(printed.stdout)["figures"]
+    return figures
+
+
+def published(client: Client) -> StatsFrame:
+    """One frame of the stats socket."""
+    with closing(client.watch_stats()) as frames:  # type: ignore[type-var]
+        return next(frames)
+
+
+@pytest.fixture
+def client(serving_daemon: RunningDaemon) -> Iterator[Client]:
+    with Client(serving_daemon.endpoints.directory, timeout_s=60) as client:
+        yield client
+
+
+@pytest.fixture
+def load(client: Client) -> Iterator[Callable[[int], None]]:
+    """`load(n)` starts n generations that run until the test ends."""
+    running = []
+
+    def generate(number: int) -> None:
+        generation = client.generate(SYSTEM + f"{number}", max_tokens=400, ignore_eos=True, temperature=0.0)
+        running.append(generation)
+        generation.result()
+
+    with ThreadPoolExecutor(8) as pool:
+
+        def start(count: int) -> None:
+            for number in range(count):
+                pool.submit(generate, number)
+
+        yield start
+        for generation in running:
+            with suppress(PageddError):  # it has ended
+                generation.cancel()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never came to be so"
+
+
+def test_at_rest_after_a_load_all_three_say_the_same_of_every_figure(
+    serving_daemon: RunningDaemon, client: Client
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in pool.map(lambda i: client.generate(SYSTEM * (1 + i % 3), max_tokens=20).result(), range(8)):
+            assert done.usage.completion_tokens
+    until(lambda: client.stats().figures["num_requests_running"] == 0)
+    frame, printed, scraped = published(client), printed_stats(serving_daemon), metrics(serving_daemon)
+    shared = COUNTERS | GAUGES
+    from_frame = {name: frame.figures[name] for name in shared}
+    assert {name: printed[name] for name in shared} == from_frame
+    # A figure that is not available is no sample.
+    assert {name: scraped.get(metric) for name, metric in shared.items()} == from_frame
+    assert from_frame["generation_tokens_total"]
+    assert from_frame["prefix_hits_total"]
+
+
+def test_under_load_counters_never_run_backwards_from_one_to_the_other(
+    serving_daemon: RunningDaemon, client: Client, load: Callable[[int], None]
+) -> None:
+    load(4)
+    until(lambda: client.stats().figures["num_requests_running"] == 4)
+    told: list[Figures] = []
+    for _ in range(3):
+        told.append({name: metrics(serving_daemon)[metric] for name, metric in COUNTERS.items()})
+        told.append(published(client).figures)
+        told.append(printed_stats(serving_daemon))
+    for name in COUNTERS:
+        values = [figures[name] for figures in told]
+        assert values == sorted(values), name  # type: ignore[type-var]
+    generated = [figures["generation_tokens_total"] for figures in told]
+    assert generated[0] != generated[-1], "the load stood still"
+    for figures in told[1::3]:
+        assert figures["num_requests_running"] == 4
+
+
+def test_under_load_a_frame_agrees_with_itself(client: Client, load: Callable[[int], None]) -> None:
+    load(4)
+    until(lambda: client.stats().figures["num_requests_running"] == 4)
+    for _ in range(3):
+        frame = published(client)
+        blocks, figures = frame.blocks, frame.figures
+        assert blocks is not None
+        assert [blocks.states.count(state) for state in range(3)] == [
+            figures[f"num_blocks_{state}"] for state in ("free", "cached", "used")
+        ]
+        used = [block for block, state in enumerate(blocks.states) if state == 2]
+        assert sum(blocks.fills[block] for block in used) == figures["num_live_tokens"]
+        named = [block for row in frame.requests for block in row.block_table]
+        assert {block: named.count(block) for block in used} == {block: blocks.ref_counts[block] for block in used}
+        assert sum(row.num_scheduled_tokens for row in frame.requests) == figures["num_scheduled_tokens"]
+        assert figures["inter_token_seconds_p50"] is not None
+        assert frame.machine is not None
+        assert frame.machine.memory_total_bytes == figures["host_memory_total_bytes"]
+
+
+def test_a_block_and_the_tree_say_what_the_frame_says(client: Client, load: Callable[[int], None]) -> None:
+    load(2)
+    until(lambda: any(row.num_cached_tokens for row in client.stats().requests))
+    row = client.stats(blocks=True).requests[-1]
+    detail = client.block(row.block_table[0])
+    assert detail.text is not None
+    assert SYSTEM.startswith(detail.text)
+    assert detail.ref_count == len(detail.owners)
+    assert client.text(row.request_id).prompt.startswith(SYSTEM)
+    root = next(node for node in client.prefixes().nodes if node.text == detail.text)
+    assert (root.digest, root.parent, root.state) == (detail.digest, "", "used")
+    assert client.evict_prefix(root.digest).num_kept
+
+
+def test_the_death_of_an_engine_and_its_successor_are_events(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(fake_engine=True).wait_ready()
+    with Client(daemon.endpoints.directory) as client:
+        with pytest.raises(PageddError, match="engine_died"):
+            client.generate(prompt_token_ids=[int(Prompt.VANISH)]).result()
+        daemon.wait_until(lambda daemon: daemon.get("/ready")[0] == 200 and "another" in daemon.log)
+        events = client.stats().events
+    kinds = [event.kind for event in events]
+    assert kinds.count("engine") == 3
+    assert {"model", "engine", "refusal"} == set(kinds)
+    died = next(event for event in events if "another is started" in event.reason)
+    assert "ended with status 9" in died.reason
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))

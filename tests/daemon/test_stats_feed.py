@@ -1,0 +1,104 @@
+"""The stats socket with a scripted engine: whoever looks, and however slowly, delays nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from pagedd.client.endpoints import ipc
+from pagedd.client.protocol import Done, Generate, decode_stats, encode
+from pagedd.daemon import stats_feed
+from pagedd.daemon.frames import EVENTS_IN_A_FRAME
+
+from .scripted import WAIT_S, ScriptedHost, Served, engine_stats, serving
+
+NUM_BLOCKS = 100_000
+
+
+@pytest.fixture
+async def served(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    """Pictures of a large pool, fifty times as often as else."""
+    monkeypatch.setattr(stats_feed, "INTERVAL_S", 0.005)
+    async with serving(socket_folder, ScriptedHost(stats=engine_stats(num_blocks=NUM_BLOCKS))) as running:
+        yield running
+
+
+@contextmanager
+def subscriber(served: Served, **options: int) -> Iterator[zmq.asyncio.Socket]:
+    socket = served.context.socket(zmq.SUB)
+    for name, value in options.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    socket.subscribe(b"")
+    socket.connect(ipc(served.endpoints.stats))
+    yield socket
+    socket.close(linger=0)
+
+
+async def seq(socket: zmq.asyncio.Socket) -> int:
+    return decode_stats(await asyncio.wait_for(socket.recv(), WAIT_S)).seq
+
+
+async def test_one_that_does_not_read_misses_pictures_and_the_others_get_them(served: Served) -> None:
+    with subscriber(served, RCVHWM=1) as stopped, subscriber(served, CONFLATE=1) as reading:
+        first = await seq(stopped)
+        while (newest := await seq(reading)) < first + 100:
+            pass
+        waiting = [await seq(stopped) for _ in range(10)]
+        # What lay in pipes and buffers is old, then there is a gap: nobody kept the rest for it.
+        assert waiting[0] < newest
+        assert any(later - earlier > 10 for earlier, later in pairwise(waiting))
+
+
+async def test_requests_go_on_beside_one_that_does_not_read(served: Served) -> None:
+    with subscriber(served, RCVHWM=1) as stopped:
+        await seq(stopped)
+        async with served.client() as client:
+            for number in range(20):
+                await client.say(Generate(id=str(number), prompt="ab"))
+                assert isinstance(await client.hear_end(), Done)
+
+
+async def test_one_that_goes_without_a_word_ends_the_making_of_pictures(served: Served) -> None:
+    with subscriber(served) as leaving:
+        last = await seq(leaving)
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        made = (await served.service.stats_frame(blocks=False)).seq
+        if made == last + 1:
+            return  # only this question's own
+        last = made
+    pytest.fail("pictures are made for nobody")
+
+
+async def test_a_frame_stays_small_whatever_happens(served: Served) -> None:
+    for number in range(10_000):
+        served.service.events.add("cancel", "its client is gone", f"{number:016x}")
+    frame = await served.service.stats_frame(blocks=True)
+    assert len(frame.events) == EVENTS_IN_A_FRAME
+    blocks = frame.blocks
+    assert blocks is not None
+    bytes_of_blocks = sum(map(len, (blocks.states, blocks.ref_counts, blocks.fills, blocks.ages)))
+    assert bytes_of_blocks <= 4 * NUM_BLOCKS
+    assert len(encode(frame)) < bytes_of_blocks + 10_000
+
+
+async def test_a_driver_that_hangs_costs_the_machine_and_no_picture(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hangs() -> None:
+        asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(WAIT_S)
+
+    monkeypatch.setattr(served.service, "read_machine", hangs)
+    frame = await asyncio.wait_for(served.service.stats_frame(blocks=False), WAIT_S)
+    assert frame.machine is not None
+    assert frame.machine.memory_total_bytes is None
+    assert frame.figures["num_blocks"] == NUM_BLOCKS
+    may_end.set()

@@ -1,0 +1,65 @@
+"""The tree of cached prefixes."""
+
+from pagedd.client.protocol import PrefixNode
+from pagedd.tui.glyphs import UNICODE
+from pagedd.tui.line import text_of, width_of
+from pagedd.tui.renderables.prefixes import branches, prefix_header, prefix_line
+
+
+def node(digest: str, parent: str = "", num_blocks: int = 1, **changes: object) -> PrefixNode:
+    depth = 0 if not parent else 16
+    fields: dict[str, object] = {"depth": depth, "num_tokens": 16 * num_blocks, "text": digest, "user": "ana"}
+    return PrefixNode(digest=digest, parent=parent, num_blocks=num_blocks, **(fields | changes))  # type: ignore[arg-type]
+
+
+def test_children_stand_below_their_parent_the_largest_first() -> None:
+    nodes = [node("root"), node("small", "root", 1), node("large", "root", 5), node("other", num_blocks=2)]
+    shown = branches(nodes, (), UNICODE)
+    assert [(branch.guides, branch.node.digest, branch.num_blocks) for branch in shown] == [
+        ("", "root", 7),
+        ("├─", "large", 5),
+        ("└─", "small", 1),
+        ("", "other", 2),
+    ]
+
+
+def test_a_deeper_level_keeps_the_lines_of_those_above() -> None:
+    nodes = [
+        node("root"),
+        node("first", "root", 9),
+        node("last", "root", 1),
+        node("deep", "first", 1, depth=32),
+    ]
+    assert [branch.guides for branch in branches(nodes, (), UNICODE)] == ["", "├─", "│ └─", "└─"]
+
+
+def test_a_folded_branch_hides_what_is_below_and_still_counts_it() -> None:
+    nodes = [node("root"), node("child", "root", 4)]
+    (shown,) = branches(nodes, {"root"}, UNICODE)
+    assert (shown.is_folded, shown.num_blocks) == (True, 5)
+
+
+def test_a_node_whose_parent_was_left_out_stands_at_the_top() -> None:
+    assert [branch.guides for branch in branches([node("lost", "gone")], (), UNICODE)] == [""]
+
+
+def test_a_thousand_levels_are_no_trouble() -> None:
+    nodes = [node(f"n{level}", f"n{level - 1}" if level else "", depth=16 * level) for level in range(3000)]
+    shown = branches(nodes, (), UNICODE)
+    assert len(shown) == 3000
+    assert width_of(prefix_line(shown[-1], 4096, 100, UNICODE)) == 100
+
+
+def test_a_line_says_what_it_holds_of_the_pool() -> None:
+    (branch,) = branches([node("root", num_blocks=41, num_hits=7, age_s=0.4, text="You are")], (), UNICODE)
+    assert text_of(prefix_header(96)) == (
+        "first words                                  tokens  blocks    pool    hits        age  who     "
+    )
+    assert text_of(prefix_line(branch, 4096, 96, UNICODE)) == (
+        "  You are                                       656      41   1.0 %       7      0.4 s  ana     "
+    )
+
+
+def test_who_may_not_see_the_text_sees_a_digest() -> None:
+    (branch,) = branches([node("9f3ac01b22d4", text=None)], (), UNICODE)
+    assert "9f3ac01b…" in text_of(prefix_line(branch, 4096, 60, UNICODE))

@@ -1,0 +1,44 @@
+"""A letter stays with its sequence, and rests before another gets it."""
+
+from pagedd.tui.letters import MAX_MARKS, Marks
+
+
+def letters(marks: Marks, keys: list[str]) -> list[str | None]:
+    found = [marks.get(key) for key in keys]
+    return [None if mark is None else mark.letter for mark in found]
+
+
+def test_a_letter_is_given_with_the_first_block_and_kept() -> None:
+    marks = Marks()
+    marks.follow(["x", "y"], ["y"])
+    assert letters(marks, ["x", "y"]) == [None, "a"]
+    marks.follow(["x", "y"], ["x", "y"])
+    assert letters(marks, ["x", "y"]) == ["b", "a"]
+    marks.follow(["x", "y"], [])
+    assert letters(marks, ["x", "y"]) == ["b", "a"], "also while it has lost its blocks to another"
+
+
+def test_a_letter_that_came_back_is_the_last_to_be_given_again() -> None:
+    marks = Marks()
+    marks.follow(["x"], ["x"])
+    marks.follow(["y"], ["y"])
+    assert letters(marks, ["y"]) == ["b"]
+
+
+def test_s_is_for_shared_blocks_alone_and_beyond_the_alphabet_there_are_numbers() -> None:
+    marks = Marks()
+    keys = [str(number) for number in range(300)]
+    marks.follow(keys, keys)
+    given = letters(marks, keys)
+    assert "S" not in given
+    assert given[60] == "9"
+    assert given[61] is None
+    numbers = [mark.number for key in keys if (mark := marks.get(key)) is not None]
+    assert len(numbers) == 300
+    assert max(numbers) == MAX_MARKS
+
+
+def test_neighbours_differ_in_hue() -> None:
+    marks = Marks()
+    marks.follow("abcd", "abcd")
+    assert len({mark.hue for key in "abcd" if (mark := marks.get(key)) is not None}) == 4

@@ -1,0 +1,218 @@
+"""The Textual application: which screen is on, what every screen's keys do, and how the picture is kept up to date."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from pagedd.client.errors import PageddError
+from pagedd.tui.glyphs import Glyphs
+from pagedd.tui.line import printable
+from pagedd.tui.screens.acting import ActingView
+from pagedd.tui.screens.overview import Overview
+from pagedd.tui.screens.view import Action, View
+from pagedd.tui.session import Session
+from pagedd.tui.themes import Palette, make_palettes
+
+_TICK_S = 0.5
+
+
+def _blocks() -> View:
+    from pagedd.tui.screens.blocks import Blocks
+
+    return Blocks()
+
+
+def _requests() -> View:
+    from pagedd.tui.screens.requests import Requests
+
+    return Requests()
+
+
+def _prefixes() -> View:
+    from pagedd.tui.screens.prefixes import Prefixes
+
+    return Prefixes()
+
+
+def _events() -> View:
+    from pagedd.tui.screens.events import Events
+
+    return Events()
+
+
+# Made when they are first looked at: most of what they import is not needed for the first picture.
+SCREENS_BY_KEY: dict[str, str | Callable[[], Screen[Any]]] = {
+    "overview": Overview,
+    "blocks": _blocks,
+    "requests": _requests,
+    "prefixes": _prefixes,
+    "events": _events,
+}
+
+
+class Pagetop(App[None]):
+    """Shows a session.
+
+    Args:
+        theme: a name of `themes.make_palettes`.
+        record: where to record to from the start.
+    """
+
+    TITLE = "pagetop"
+    # Each keeps its own cursor, and what was opened on top of it.
+    MODES = SCREENS_BY_KEY
+    DEFAULT_MODE = "overview"
+    COMMAND_PALETTE_BINDING = "colon"
+    CSS = "Screen { scrollbar-size: 0 0; } Toast { max-width: 90%; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(number), f"show('{name}')", name.capitalize(), show=False)
+            for number, name in enumerate(SCREENS_BY_KEY, 1)
+        ),
+        Binding("question_mark,f1", "help", "Help", show=False),
+        Binding("p", "pause", "Pause", show=False),
+        Binding("r", "record", "Record", show=False),
+        Binding("t", "next_theme", "Theme", show=False),
+        Binding("q", "quit", "Quit", show=False),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+    ]
+
+    def __init__(self, session: Session, *, theme: str, glyphs: Glyphs, record: Path | None = None) -> None:
+        self.palettes = make_palettes()
+        # Under NO_COLOR Textual takes colours out; this has it do so before it makes greys of them.
+        super().__init__(ansi_color=True)
+        self.ansi_color = None
+        self.session = session
+        self.glyphs = glyphs
+        self._record = record
+        for palette in self.palettes.values():
+            self.register_theme(palette.theme)
+        for name in set(self.available_themes) - set(self.palettes):
+            self.unregister_theme(name)
+        self.theme = theme
+        self._is_grey = False
+
+    @property
+    def palette(self) -> Palette:
+        palette = self.palettes[self.theme]
+        return palette.greyed if self._is_grey else palette
+
+    def on_mount(self) -> None:
+        if self._record is not None:
+            self.session.start_recording(self._record)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # The terminal has to be put back, whoever asks to leave.
+            asyncio.get_running_loop().add_signal_handler(number, self.exit, None, 128 + number)
+        self.run_worker(self.session.watch(self._changed), name="frames", exit_on_error=True)
+        self.set_interval(_TICK_S, self._tick)
+        # What is here stays: the collector need not look at it again with every frame.
+        gc.collect()
+        gc.freeze()
+
+    async def on_unmount(self) -> None:
+        await self.session.close()
+
+    def watch_theme(self, theme: str) -> None:
+        self._repaint()
+
+    def act(self, action: Action) -> None:
+        """Asks the daemon for something, and says what came of it."""
+
+        async def acting() -> None:
+            try:
+                done = await action()
+            except PageddError as error:
+                self.notify(printable(error.message), title=error.code, severity="error", markup=False)
+            else:
+                self.notify(printable(done), markup=False)
+
+        self.run_worker(acting(), name="action", exclusive=False)
+
+    def action_show(self, name: str, filtering: bool = False) -> None:
+        """Goes to a screen by its name."""
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.switch_mode(name)
+        if filtering:
+            self.call_after_refresh(lambda: self.screen.run_action("filter"))
+
+    def action_open_request(self) -> None:
+        """Opens the request under the cursor."""
+        screen = self.screen
+        sequence = screen.chosen() if isinstance(screen, ActingView) else None
+        if sequence is not None:
+            from pagedd.tui.screens.request import Request
+
+            self.push_screen(Request(sequence))
+
+    def action_help(self) -> None:
+        from pagedd.tui.screens.help import Help
+
+        if not isinstance(self.screen, Help):
+            self.push_screen(Help())
+
+    def action_pause(self) -> None:
+        self.session.toggle_pause()
+        self._changed()
+
+    def action_record(self) -> None:
+        path = self.session.stop_recording()
+        if path is not None:
+            self.notify(f"recorded in {path}", markup=False)
+        else:
+            try:
+                self.notify(f"recording to {self.session.start_recording()}; r ends it", markup=False)
+            except PageddError as error:
+                self.notify(error.message, title=error.code, severity="error", markup=False)
+        self._changed()
+
+    def action_next_theme(self) -> None:
+        names = list(self.palettes)
+        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        for name in SCREENS_BY_KEY:
+            yield SystemCommand(
+                name.capitalize(), f"Go to the screen: {name}", lambda name=name: self.action_show(name)
+            )
+        if isinstance(screen, ActingView):
+            yield SystemCommand("Open request", "Block table and text", self.action_open_request)
+            yield SystemCommand("Cancel request", "End it (asks first)", screen.action_cancel_request)
+            yield SystemCommand(
+                "Change priority", "Of the request (asks first)", lambda: screen.action_change_priority(0)
+            )
+        yield SystemCommand("Pause", "Hold the picture, or let it go on", self.action_pause)
+        yield SystemCommand("Record", "Record to a file here, or end the recording", self.action_record)
+        for theme in self.palettes:
+            yield SystemCommand(f"Theme {theme}", "Change the colours", lambda theme=theme: self._set_theme(theme))
+        yield SystemCommand("Help", "Keys, glyphs, and what each number means", self.action_help)
+        yield SystemCommand("Quit", "Leave pagetop", self.exit)
+
+    def _set_theme(self, theme: str) -> None:
+        self.theme = theme
+
+    def _changed(self) -> None:
+        """There is something new to show."""
+        if self.session.is_stale != self._is_grey:
+            self._is_grey = self.session.is_stale
+            self._repaint()
+        for screen in self.screen_stack:
+            if isinstance(screen, View):
+                screen.show()
+
+    def _repaint(self) -> None:
+        for screen in self.screen_stack if self.is_running else ():
+            if isinstance(screen, View):
+                screen.repaint()
+
+    def _tick(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, View):
+                screen.show_age()

@@ -1,0 +1,221 @@
+"""A session in a file: written while a daemon is watched, shown again through the same `Source` as a daemon.
+
+The file is gzip of a line of JSON, `{"format": 1, "pagedd": "0.1.0"}`, and then records: kind (1 byte: 0 a frame, 1 an
+answer), seconds since the start (float64), length (uint32), all big-endian, and a message of `client/protocol.py` as it
+is on the wire. An answer's `id` is the question that it answers. Fields that a message has gained since take their
+defaults, so older recordings replay; `format` changes only if that should ever not be enough.
+"""
+
+import asyncio
+import gzip
+import json
+import struct
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from io import BufferedIOBase
+from pathlib import Path
+from typing import BinaryIO, NoReturn, TypeVar, cast
+
+import msgspec
+
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import (
+    BlockDetail,
+    DaemonMessage,
+    Evicted,
+    Prefixes,
+    RequestText,
+    StatsFrame,
+    decode_daemon,
+    decode_stats,
+    encode,
+)
+from pagedd.tui.feed import Update
+from pagedd.tui.state import Link
+
+FORMAT = 1
+SUFFIX = ".pagetop"
+DEMO = Path(__file__).with_name("demo.pagetop")
+
+_RECORD = struct.Struct(">BdI")
+_FRAME, _ANSWER = range(2)
+# A record is about as large as a message of the daemon may be; more is a damaged file, not a reason to take memory.
+_MAX_RECORD_BYTES = 64 << 20
+_MAX_HEADER_BYTES = 4096
+_FLUSH_INTERVAL_S = 1.0
+
+_Answer = TypeVar("_Answer", BlockDetail, Prefixes, RequestText)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message and when it came, in seconds since the start of the recording."""
+
+    at_s: float
+    message: StatsFrame | DaemonMessage
+
+
+class Recorder:
+    """Writes a recording. A viewer that is killed loses the last second of it, not the file."""
+
+    def __init__(self, path: Path, *, started_s: float) -> None:
+        """Makes the file; `started_s` is the time of its beginning on the clock that `at_s` is given by.
+
+        Raises `PageddError("invalid_setting")` when it exists or cannot be written.
+        """
+        self.path = path
+        self._started_s = started_s
+        try:
+            self._raw: BinaryIO = path.open("xb")
+        except OSError as error:
+            raise PageddError(
+                "invalid_setting", f"{path}: cannot be made ({error.strerror}); choose another file", field="record"
+            ) from error
+        # Frames are alike, so the fastest level takes nearly as much off as the best.
+        self._file = gzip.GzipFile(fileobj=self._raw, mode="wb", compresslevel=1, mtime=0)
+        self._flushed_s = started_s
+        self._file.write(json.dumps({"format": FORMAT, "pagedd": version("pagedd")}).encode() + b"\n")
+
+    def write(self, message: StatsFrame | DaemonMessage, now_s: float) -> None:
+        kind = _FRAME if isinstance(message, StatsFrame) else _ANSWER
+        payload = encode(message)
+        self._file.write(_RECORD.pack(kind, max(0.0, now_s - self._started_s), len(payload)) + payload)
+        if now_s - self._flushed_s >= _FLUSH_INTERVAL_S:
+            self._file.flush()
+            self._flushed_s = now_s
+
+    def close(self) -> None:
+        self._file.close()
+        self._raw.close()
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a file in order. One that was cut off ends where it was cut.
+
+    Raises `PageddError("invalid_setting")` when it is no recording, or one that this version cannot read.
+    """
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise PageddError("invalid_setting", f"{path}: cannot be read ({error.strerror})", field="replay") from error
+    with raw, cast("BufferedIOBase", gzip.GzipFile(fileobj=raw)) as file:
+        _check_header(path, file)
+        while (record := _next_record(path, file)) is not None:
+            yield record
+
+
+def _check_header(path: Path, file: BufferedIOBase) -> None:
+    try:
+        header = json.loads(file.readline(_MAX_HEADER_BYTES))
+        recorded_format, recorded_by = int(header["format"]), str(header["pagedd"])
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        _refuse(path, "it is no recording of pagetop", error)
+    if recorded_format > FORMAT:
+        _refuse(
+            path,
+            f"format {recorded_format}, written by pagedd {recorded_by}; this version reads up to {FORMAT}: update it",
+        )
+
+
+def _next_record(path: Path, file: BufferedIOBase) -> Record | None:
+    try:
+        head = file.read(_RECORD.size)
+        if len(head) < _RECORD.size:
+            return None
+        kind, at_s, length = _RECORD.unpack(head)
+        if kind not in (_FRAME, _ANSWER) or length > _MAX_RECORD_BYTES:
+            _refuse(path, f"a record of kind {kind} and {length} bytes: the file is damaged")
+        payload = file.read(length)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        # The viewer that wrote it was killed: what is whole is shown.
+        return None
+    if len(payload) < length:
+        return None
+    try:
+        return Record(at_s, decode_stats(payload) if kind == _FRAME else decode_daemon(payload))
+    except msgspec.DecodeError as error:
+        _refuse(path, f"a message at {at_s:.1f} s that this version cannot read ({error})", error)
+
+
+def _refuse(path: Path, reason: str, cause: Exception | None = None) -> NoReturn:
+    raise PageddError("invalid_setting", f"{path}: {reason}", field="replay") from cause
+
+
+class Replay:
+    """A recording as a source. It answers what was asked while it was recorded; there is nobody to act on."""
+
+    def __init__(self, path: Path, *, speed: float = 1.0, is_loop: bool = False, name: str | None = None) -> None:
+        """`speed` 2 shows it in half the time. Raises as `read`, before anything is shown."""
+        self.name = f"replay {path.name}" if name is None else name
+        self._path = path
+        self._speed = speed
+        self._is_loop = is_loop
+        self._answers: dict[str, DaemonMessage] = {}
+        next(read(path), None)
+
+    async def updates(self) -> AsyncIterator[Update]:
+        while True:
+            self._answers.clear()
+            started_s = time.monotonic()
+            for record in read(self._path):
+                await asyncio.sleep(max(0.0, started_s + record.at_s / self._speed - time.monotonic()))
+                if isinstance(record.message, StatsFrame):
+                    yield record.message
+                else:
+                    self._answers[record.message.id] = record.message
+            if not self._is_loop:
+                yield Link("ended")
+                return
+            # As before the first frame: what follows is no continuation.
+            yield Link()
+
+    def learn(self, message: DaemonMessage) -> None:
+        """Takes in an answer as if the recording had it here."""
+        self._answers[message.id] = message
+
+    async def previews(self) -> dict[str, str]:
+        return {}  # The recorded rows have theirs.
+
+    async def block(self, index: int) -> BlockDetail:
+        return self._recorded(block_question(index), BlockDetail)
+
+    async def prefixes(self) -> Prefixes:
+        return self._recorded(PREFIXES_QUESTION, Prefixes)
+
+    async def text(self, request_id: str) -> RequestText:
+        return self._recorded(text_question(request_id), RequestText)
+
+    async def cancel(self, request_id: str) -> None:
+        self._refuse_to_act()
+
+    async def set_priority(self, request_id: str, priority: int) -> None:
+        self._refuse_to_act()
+
+    async def evict_prefix(self, digest: str) -> Evicted:
+        self._refuse_to_act()
+
+    async def close(self) -> None:
+        pass
+
+    def _recorded(self, question: str, kind: type[_Answer]) -> _Answer:
+        answer = self._answers.get(question)
+        if not isinstance(answer, kind):
+            raise PageddError("request_not_found", "the recording does not have this")
+        return answer
+
+    def _refuse_to_act(self) -> NoReturn:
+        raise PageddError("forbidden", "this is a recording: there is no daemon to act on")
+
+
+PREFIXES_QUESTION = "prefixes"
+
+
+def block_question(index: int) -> str:
+    return f"block {index}"
+
+
+def text_question(request_id: str) -> str:
+    return f"text {request_id}"

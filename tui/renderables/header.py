@@ -1,0 +1,64 @@
+"""The line on top: what is served, on what, since when; and whether what is on screen still holds."""
+
+from dataclasses import dataclass
+
+from pagedd.tui.glyphs import Glyphs
+from pagedd.tui.line import Line, Span, join, printable, spread
+from pagedd.tui.renderables import numbers
+from pagedd.tui.state import STALE_S, State
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """What the viewer itself is doing. `source` is "" for a daemon, else what is shown instead of one."""
+
+    source: str = ""
+    is_paused: bool = False
+    is_recording: bool = False
+
+
+def header_line(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) -> Line:
+    right = _status(state, modes, now_s, width, glyphs)
+    frame = state.frame
+    left: list[Span] = [(" pagetop ", "title")]
+    if frame is not None:
+        about = [
+            [(printable(frame.model), "strong")],
+            [(printable(frame.device), "")],
+            [(f"block {state.pool.block_size}" if state.pool.block_size else "", "dim")],
+            [(f"kv {printable(frame.kv_cache_dtype)}" if frame.kv_cache_dtype else "", "dim")],
+            [(f"up {numbers.duration(frame.uptime_s)}", "dim")],
+        ]
+        parts = [part for part in about if part[0][0]]
+        if frame.state != "ready":
+            detail = f" ({printable(frame.detail)})" if frame.detail not in ("", frame.state) else ""
+            parts.insert(0, [(f"{printable(frame.state)}{detail}", "warn")])
+        left += [(" ", ""), *join(parts, (glyphs.separator, "faint"))]
+    return spread(left, right, width)
+
+
+def _status(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) -> Line:
+    parts: list[Line] = []
+    if modes.source:
+        parts.append([(modes.source, "dim")])
+    if modes.is_recording:
+        parts.append([(f"{glyphs.recording} recording", "bad")])
+    if modes.is_paused:
+        parts.append([(f"{glyphs.paused} paused", "warn")])
+    parts.append(_link(state, modes, now_s, width, glyphs))
+    return [*join(parts, ("  ", "")), (" ", "")]
+
+
+def _link(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) -> Line:
+    age = f"{numbers.duration(state.age_s(now_s))} old" if state.frame is not None else ""
+    link = state.link
+    if link.state == "lost":
+        text = f"{glyphs.lost} disconnected, retrying"
+        return [(f"{text}{glyphs.separator}{age}" if age and width >= 60 else text, "bad")]
+    if link.state == "connecting":
+        return [(f"{glyphs.lost} connecting", "dim")]
+    if link.state == "ended":
+        return [(f"{glyphs.lost} the recording is over", "dim")]
+    if state.age_s(now_s) > STALE_S or modes.is_paused:
+        return [(f"{glyphs.live} {age}", "warn")]
+    return [(f"{glyphs.live} live", "ok")]

@@ -1,0 +1,88 @@
+"""A question before something is done to somebody: yes or no, or a number to settle on."""
+
+from collections.abc import Iterable
+from typing import ClassVar, cast
+
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widget import Widget
+
+from pagedd.tui.line import Line, fit, printable
+from pagedd.tui.widgets.pane import Look, Pane
+
+
+class Confirm(ModalScreen[bool | int | None]):
+    """Answers True, or the number, or None for "leave it".
+
+    Args:
+        value: when given, the question is about a number that begins there.
+        step: what + and - change it by, within ±`limit`; `first` such steps are made at once.
+    """
+
+    DEFAULT_CSS = """
+    Confirm { align: center middle; background: $background 60%; }
+    Confirm:ansi { background: transparent; }
+    Confirm.ascii > Vertical { border: ascii $border; }
+    Confirm > Vertical {
+        width: 76; max-width: 96%; height: 5; border: round $border; padding: 0 1; background: $background;
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y,enter", "accept", show=False),
+        Binding("n,escape,q", "leave", show=False),
+        Binding("plus,up", "change(1)", show=False),
+        Binding("minus,down", "change(-1)", show=False),
+    ]
+
+    def __init__(
+        self, question: str, *, value: int | None = None, step: int = 1, limit: int = 0, first: int = 0
+    ) -> None:
+        super().__init__()
+        self._question = printable(question)
+        self._before = value
+        self._value = value
+        self._step = step
+        self._limit = limit
+        self._first = first
+
+    def compose(self) -> Iterable[Widget]:
+        with Vertical():
+            yield Pane(id="question")
+
+    def on_mount(self) -> None:
+        self.set_class(not cast(Look, self.app).glyphs.is_unicode, "ascii")
+        self.action_change(self._first)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw)
+
+    def action_accept(self) -> None:
+        self.dismiss(True if self._value is None else self._value)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def action_change(self, steps: int) -> None:
+        if self._value is not None:
+            self._value = max(-self._limit, min(self._limit, self._value + steps * self._step))
+        self._draw()
+
+    def _draw(self) -> None:
+        pane = self.query_one("#question", Pane)
+        glyphs = cast(Look, self.app).glyphs
+        lines: list[Line] = [[(fit(self._question, pane.size.width, glyphs.ellipsis), "strong")]]
+        keys: Line = [("y", "key"), (" yes   ", "dim"), ("n", "key"), (" no", "dim")]
+        if self._value is not None:
+            lines.append([(f"{self._before} {glyphs.arrow} ", "dim"), (f"{self._value}", "accent")])
+            keys = [
+                ("+ -", "key"),
+                (" change   ", "dim"),
+                ("y", "key"),
+                (" set   ", "dim"),
+                ("n", "key"),
+                (" no", "dim"),
+            ]
+        else:
+            lines.append([])
+        pane.show([*lines, keys])

@@ -1,0 +1,134 @@
+"""The prefix cache as a tree: what is kept, who may use it, how often it was; and evicting a part of it."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.widget import Widget
+
+from pagedd.client.errors import PageddError
+from pagedd.client.protocol import Prefixes as PrefixesAnswer
+from pagedd.tui.line import Line, cut, printable
+from pagedd.tui.renderables import numbers
+from pagedd.tui.renderables.footer import Hint
+from pagedd.tui.renderables.prefixes import Branch, branches, prefix_header, prefix_line
+from pagedd.tui.screens.confirm import Confirm
+from pagedd.tui.screens.view import HELP, NAVIGATION, QUIT, View
+from pagedd.tui.widgets.list_pane import ListPane
+from pagedd.tui.widgets.pane import Pane
+
+ASK_INTERVAL_S = 2.0
+
+
+class Prefixes(View):
+    HINTS: ClassVar[list[Hint]] = [*NAVIGATION, Hint("⏎", "fold", "enter"), Hint("e", "evict", "e"), HELP, QUIT]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "evict", "Evict", show=False),
+        Binding("space", "fold_branch", "Fold", show=False),
+        Binding("k", "up", show=False),
+    ]
+    DEFAULT_CSS = "Prefixes #share { height: 1; padding: 0 2; }"
+    AUTO_FOCUS = "ListPane"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answer: PrefixesAnswer | None = None
+        self._error = ""
+        self._folded: set[str] = set()
+        self._asked_s: float | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def body(self) -> Iterable[Widget]:
+        yield Pane(id="share")
+        yield ListPane[Branch](lambda branch: branch.node.digest, self._line, classes="framed")
+
+    def on_mount(self) -> None:
+        self._tree.title("Cached prefixes")
+
+    def on_unmount(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def draw(self) -> None:
+        self._ask()
+        share = self.query_one("#share", Pane)
+        share.show([cut(self._share(), share.size.width)])
+        nodes = [] if self._answer is None else self._answer.nodes
+        self._tree.show_items(branches(nodes, self._folded, self.glyphs), [prefix_header(self._tree.size.width)])
+
+    def on_list_pane_opened(self) -> None:
+        self.action_fold_branch()
+
+    def action_up(self) -> None:
+        self._tree.action_move(-1)
+
+    def action_fold_branch(self) -> None:
+        branch = self._tree.current
+        if branch is not None and branch.has_children:
+            self._folded ^= {branch.node.digest}
+            self.draw()
+
+    def action_evict(self) -> None:
+        branch = self._tree.current
+        if branch is None:
+            return
+        digest, source = branch.node.digest, self.session.source
+
+        async def evict() -> str:
+            answer = await source.evict_prefix(digest)
+            self._asked_s = None
+            kept = f"; {answer.num_kept} are in use and stay" if answer.num_kept else ""
+            return f"{answer.num_blocks} blocks are free now{kept}"
+
+        def answered(is_sure: bool | int | None) -> None:
+            if is_sure:
+                self.watching.act(evict)
+
+        below = " and all below it" if branch.has_children else ""
+        words = printable(branch.node.text or digest[:8])[:24]
+        question = f"Evict “{words}”{below}, {branch.num_blocks} blocks?"
+        self.app.push_screen(
+            Confirm(question if self.glyphs.is_unicode else question.replace("“", '"').replace("”", '"')), answered
+        )
+
+    @property
+    def _tree(self) -> ListPane[Branch]:
+        return self.query_one(ListPane)
+
+    def _ask(self) -> None:
+        """Every two seconds, while this screen is looked at."""
+        now_s = self.session.clock()
+        is_asking = self._asking is not None and not self._asking.done()
+        is_due = self._asked_s is None or now_s - self._asked_s >= ASK_INTERVAL_S
+        if is_due and not is_asking and not self.session.is_paused and not self.session.is_stale:
+            self._asked_s = now_s
+            self._asking = asyncio.ensure_future(self._take())
+
+    async def _take(self) -> None:
+        try:
+            self._answer, self._error = await self.session.prefixes(), ""
+        except PageddError as error:
+            self._error = error.message
+        if self.is_current:
+            self.draw()
+
+    def _share(self) -> Line:
+        if self._answer is None:
+            return [(self._error or "asking the daemon", "warn" if self._error else "dim")]
+        num_blocks, total = self._answer.num_blocks, self.state.figure("num_blocks")
+        share = num_blocks / total if total else None
+        line = [
+            (numbers.count(num_blocks, 0), "strong"),
+            (" blocks hold indexed prefixes,", "dim"),
+            (numbers.percent(share, self.glyphs.missing), "strong"),
+            (" of the pool", "dim"),
+        ]
+        if self._answer.is_cut:
+            line.append((f"; the {len(self._answer.nodes)} used most recently are shown", "dim"))
+        if self._error:
+            line.append((f"; {self._error}", "warn"))
+        return line
+
+    def _line(self, branch: Branch, width: int) -> Line:
+        return prefix_line(branch, int(self.state.figure("num_blocks") or 0), width, self.glyphs)

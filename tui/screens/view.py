@@ -1,0 +1,140 @@
+"""What all screens have in common: header, keys, a place for the picture, and a word when there is no room for it."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Protocol, cast
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import Screen
+from textual.widget import Widget
+
+from pagedd.tui.glyphs import Glyphs
+from pagedd.tui.line import fit
+from pagedd.tui.renderables.footer import Hint
+from pagedd.tui.session import Session
+from pagedd.tui.state import State
+from pagedd.tui.themes import Palette
+from pagedd.tui.widgets.bars import Header, KeyBar
+from pagedd.tui.widgets.block_map import BlockMap
+from pagedd.tui.widgets.pane import Pane
+
+MIN_WIDTH, MIN_HEIGHT = 40, 12
+NAVIGATION = [
+    Hint("1", "overview", "1"),
+    Hint("2", "blocks", "2"),
+    Hint("3", "requests", "3"),
+    Hint("4", "prefixes", "4"),
+    Hint("5", "events", "5"),
+]
+HELP = Hint("?", "help", "question_mark")
+QUIT = Hint("q", "quit", "q")
+
+
+class Watching(Protocol):
+    """What screens ask of their app."""
+
+    session: Session
+    palette: Palette
+    glyphs: Glyphs
+
+    def act(self, action: "Action") -> None: ...
+
+
+class Action(Protocol):
+    """Something to ask the daemon for; what it answers, or why it refuses, is shown."""
+
+    async def __call__(self) -> str: ...
+
+
+class View(Screen[None]):
+    """A screen that shows the session's state. Subclasses give the body and fill it in `draw`."""
+
+    HINTS: ClassVar[list[Hint]] = [*NAVIGATION, HELP, QUIT]
+    DEFAULT_CSS = """
+    View { background: $background; color: $foreground; layout: vertical; }
+    View > #body { height: 1fr; }
+    View > #small { display: none; height: 1fr; }
+    View.small > * { display: none; }
+    View.small > #small { display: block; }
+    View.ascii Pane.framed { border: ascii $border-blurred; }
+    View.ascii Pane.framed:focus { border: ascii $border; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", show=False)]
+
+    def compose(self) -> Iterable[Widget]:
+        yield Header()
+        with Vertical(id="body"):
+            yield from self.body()
+        yield from self.foot()
+        yield KeyBar(self.HINTS)
+        yield Pane(id="small")
+
+    def body(self) -> Iterable[Widget]:
+        """The widgets between header and keys."""
+        raise NotImplementedError
+
+    def foot(self) -> Iterable[Widget]:
+        """Widgets docked above the keys."""
+        return ()
+
+    def draw(self) -> None:
+        """Brings the body up to date with `self.state`."""
+        raise NotImplementedError
+
+    def fold(self, width: int, height: int) -> None:
+        """The screen has another size: which widgets there is room for."""
+
+    @property
+    def watching(self) -> Watching:
+        return cast(Watching, self.app)
+
+    @property
+    def session(self) -> Session:
+        return self.watching.session
+
+    @property
+    def state(self) -> State:
+        return self.session.state
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return self.watching.glyphs
+
+    def show(self) -> None:
+        """Draws everything that changed."""
+        if not self.is_mounted:
+            return
+        self.show_age()
+        if not self.has_class("small"):
+            self.draw()
+
+    def show_age(self) -> None:
+        """Draws what changes by itself as time goes on."""
+        session = self.session
+        self.query_one(Header).show_state(session.state, session.modes, session.clock())
+
+    def repaint(self) -> None:
+        """The palette is another one."""
+        for pane in self.query(Pane):
+            pane.repaint()
+        for block_map in self.query(BlockMap):
+            block_map.repaint()
+
+    def on_mount(self) -> None:
+        self.set_class(not self.glyphs.is_unicode, "ascii")
+
+    def on_screen_resume(self) -> None:
+        self.repaint()
+        self.call_after_refresh(self.show)
+
+    def on_resize(self, event: events.Resize) -> None:
+        width, height = event.size
+        is_small = width < MIN_WIDTH or height < MIN_HEIGHT
+        self.set_class(is_small, "small")
+        if is_small:
+            words = f"too small: {width}x{height}, needs {MIN_WIDTH}x{MIN_HEIGHT}"
+            self.query_one("#small", Pane).show([[(fit(words, width), "warn")]])
+        else:
+            self.fold(width, height)
+        self.call_after_refresh(self.show)

@@ -1,0 +1,292 @@
+"""The block map: every block of the pool as a cell, in physical order.
+
+A row is a strip that is kept until a block in it changes. What a cell shows is `renderables/block_cells.py`'s, which
+blocks changed is `pool.py`'s; this owns the cursor, what is lit, and the flash of a block that was just taken.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import ClassVar, cast
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from pagedd.tui.pool import Pool
+from pagedd.tui.renderables.block_cells import GROUP, Cell, Grid, block_cells, run_cell
+from pagedd.tui.widgets.pane import Look
+
+_LIT = Style(reverse=True, bold=True)
+_PARTIAL = Style(underline=True)
+# Runs that look alike are drawn alike; a pool has more kinds of them than anybody needs to keep.
+_MAX_RUNS = 20_000
+
+
+class BlockMap(Widget, can_focus=True):
+    """Shows a pool, as one cell a block or, when that needs more room than there is, as runs of blocks."""
+
+    DEFAULT_CSS = "BlockMap { height: 1fr; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "move(-1, 0)", "Left", show=False),
+        Binding("right,l", "move(1, 0)", "Right", show=False),
+        Binding("up,k", "move(0, -1)", "Up", show=False),
+        Binding("down,j", "move(0, 1)", "Down", show=False),
+        Binding("pageup,ctrl+b,ctrl+u", "page(-1)", "Page up", show=False),
+        Binding("pagedown,ctrl+f,ctrl+d", "page(1)", "Page down", show=False),
+        Binding("home,g", "jump(False)", "First", show=False),
+        Binding("end,G", "jump(True)", "Last", show=False),
+        Binding("z", "zoom", "Zoom", show=False),
+        Binding("enter", "open", "Open", show=False),
+    ]
+
+    class Pointed(Message):
+        """The cursor or the mouse is on another block."""
+
+    class Opened(Message):
+        """Enter or a click on the block under the cursor."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.pool: Pool | None = None
+        self.grid = Grid(0, GROUP, 1, 4)
+        self._version = -1
+        self._is_zoomed = False
+        self._top = 0
+        self._cursor = 0
+        self._hovered: int | None = None
+        self._lit: frozenset[int] = frozenset()
+        self._taken: frozenset[int] = frozenset()
+        self._evicted: frozenset[int] = frozenset()
+        self._strips: dict[int, Strip] = {}
+        self._styles: tuple[list[Cell], list[Style], list[Style]] | None = None
+        self._runs: dict[bytes, tuple[str, Style]] = {}
+        self._run_styles: dict[Style, Style] = {}
+        self._lit_styles: dict[Style, Style] = {}
+
+    @property
+    def look(self) -> Look:
+        return cast(Look, self.app)
+
+    @property
+    def pointed(self) -> int:
+        """The block that the mouse is on, else the cursor's."""
+        return self._cursor if self._hovered is None else self._hovered
+
+    def show(self, pool: Pool, lit: Collection[int]) -> None:
+        """Draws what the pool's newest frame changed, and lights the blocks of `lit`."""
+        self.pool = pool
+        missed = pool.version not in (self._version, self._version + 1)
+        is_same = pool.version == self._version
+        self._version = pool.version
+        if missed or self._fit() or (pool.changed is None and not is_same):
+            self._taken = self._evicted = frozenset()
+            self._lit = frozenset(lit)
+            self.repaint()
+            return
+        changed: set[int] = set()
+        if not is_same:
+            changed.update(pool.changed or (), pool.taken, pool.evicted, self._taken, self._evicted)
+            # What was evicted looks so for a frame, then like taken for another, then like what it is now.
+            self._taken, self._evicted = (pool.taken | self._evicted) - pool.evicted, pool.evicted
+            changed |= self._taken
+        if self._lit != (now_lit := frozenset(lit)):
+            changed |= self._lit ^ now_lit
+            self._lit = now_lit
+        for row in {self.grid.row_of(block) for block in changed}:
+            self._forget(row)
+
+    def point(self, block: int) -> None:
+        """Moves the cursor to a block."""
+        if self.pool is None or not self.pool.num_blocks:
+            return
+        self._forget(self.grid.row_of(self._cursor))
+        self._cursor = max(0, min(self.pool.num_blocks - 1, block))
+        row = self.grid.row_of(self._cursor)
+        if not self._top <= row < self._top + self.size.height:
+            self._bring_to_top(row if row < self._top else row - self.size.height + 1)
+        self._forget(row)
+        self.post_message(self.Pointed())
+
+    def repaint(self) -> None:
+        self._strips.clear()
+        self._styles = None
+        self._runs.clear()
+        self._run_styles.clear()
+        self._lit_styles.clear()
+        self.refresh()
+
+    def on_resize(self) -> None:
+        if self._fit():
+            self.repaint()
+
+    def on_focus(self) -> None:
+        self._forget(self.grid.row_of(self._cursor))
+
+    def on_blur(self) -> None:
+        self._forget(self.grid.row_of(self._cursor))
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        self._hover(self.grid.block_at(event.x, event.y + self._top))
+
+    def on_leave(self) -> None:
+        self._hover(None)
+
+    def on_click(self, event: events.Click) -> None:
+        block = self.grid.block_at(event.x, event.y + self._top)
+        if block is not None:
+            self.point(block)
+            if event.chain > 1:
+                self.post_message(self.Opened())
+
+    def on_mouse_scroll_down(self) -> None:
+        self._bring_to_top(self._top + 2)
+
+    def on_mouse_scroll_up(self) -> None:
+        self._bring_to_top(self._top - 2)
+
+    def action_move(self, cells: int, rows: int) -> None:
+        self._hovered = None
+        self.point(self._cursor + cells * self.grid.per_cell + rows * self.grid.blocks_per_row)
+
+    def action_page(self, pages: int) -> None:
+        self.action_move(0, pages * max(1, self.size.height - 1))
+
+    def action_jump(self, to_end: bool) -> None:
+        self._hovered = None
+        self.point((self.pool.num_blocks - 1) if to_end and self.pool is not None else 0)
+
+    def action_zoom(self) -> None:
+        """One cell a block, with the rest out of sight, or the whole pool at once."""
+        self._is_zoomed = not self._is_zoomed
+        self._fit()
+        self.repaint()
+        self.point(self._cursor)
+
+    def action_open(self) -> None:
+        self.post_message(self.Opened())
+
+    def render_line(self, y: int) -> Strip:
+        row = y + self._top
+        if self.pool is None or row >= self.grid.num_rows:
+            return Strip.blank(self.size.width, self.look.palette.ground)
+        strip = self._strips.get(row)
+        if strip is None:
+            strip = self._strips[row] = Strip(self._segments(row)).adjust_cell_length(
+                self.size.width, self.look.palette.ground
+            )
+        return strip
+
+    def _fit(self) -> bool:
+        """Takes the grid that fits; whether it is another one."""
+        num_blocks = 0 if self.pool is None else self.pool.num_blocks
+        height = num_blocks if self._is_zoomed else self.size.height
+        grid = Grid.fit(num_blocks, self.size.width, height)
+        is_other = grid != self.grid
+        self.grid = grid
+        self._top = max(0, min(self._top, grid.num_rows - self.size.height))
+        self._cursor = min(self._cursor, max(0, num_blocks - 1))
+        return is_other
+
+    def _bring_to_top(self, top: int) -> None:
+        top = max(0, min(top, self.grid.num_rows - self.size.height))
+        if top != self._top:
+            self._top = top
+            self.refresh()
+
+    def _hover(self, block: int | None) -> None:
+        if block == self._hovered:
+            return
+        for other in (self._hovered, block):
+            if other is not None:
+                self._forget(self.grid.row_of(other))
+        self._hovered = block
+        self.post_message(self.Pointed())
+
+    def _forget(self, row: int) -> None:
+        if self._strips.pop(row, None) is not None:
+            self.refresh(Region(0, row - self._top, self.size.width, 1))
+
+    def _segments(self, row: int) -> Iterator[Segment]:
+        """The label, then the cells; those that look alike side by side are one segment."""
+        grid, palette = self.grid, self.look.palette
+        cells = grid.cells(row)
+        cell_of = self._block_cell if grid.per_cell == 1 else self._run_cell
+        over = self._overlay(row)
+        text, style = f"{cells.start:0{grid.label_width}}", palette.style("faint")
+        for column, block in enumerate(cells):
+            if column % GROUP == 0:
+                yield Segment(text, style)
+                text, style = " ", palette.ground
+            glyph, glyph_style = cell_of(block)
+            if over and column in over:
+                glyph_style = self._over(glyph_style, over[column])
+            if glyph_style is not style:
+                yield Segment(text, style)
+                text, style = "", glyph_style
+            text += glyph
+        yield Segment(text, style)
+
+    def _block_cell(self, block: int) -> tuple[str, Style]:
+        """A cell of one block. Equal looks have the same style object."""
+        assert self.pool is not None
+        cells, plain, partial = self._cell_styles()
+        look = self.pool.looks[block]
+        return cells[look].glyph, partial[look] if self.pool.partial[block] else plain[look]
+
+    def _run_cell(self, block: int) -> tuple[str, Style]:
+        """A cell of the run that begins with `block`."""
+        assert self.pool is not None
+        looks = self.pool.looks[block : block + self.grid.per_cell]
+        known = self._runs.get(looks)
+        if known is None:
+            if len(self._runs) >= _MAX_RUNS:
+                self._runs.clear()
+            cell = run_cell(looks, self.look.glyphs.is_unicode)
+            style = self.look.palette.style(cell.role)
+            if cell.ground:
+                # The cell's own ground would hide how high the level is.
+                style = self.look.palette.style(cell.ground) + Style(color=style.color, bold=style.bold)
+            # The few styles that there are, each as one object.
+            known = self._runs[looks] = cell.glyph, self._run_styles.setdefault(style, style)
+        return known
+
+    def _overlay(self, row: int) -> dict[int, str]:
+        """What goes over the cells of a row, by column; the later the stronger."""
+        grid = self.grid
+        start, end = row * grid.blocks_per_row, (row + 1) * grid.blocks_per_row
+        over: dict[int, str] = {}
+        for kind, blocks in (("lit", self._lit), ("taken", self._taken), ("evicted", self._evicted)):
+            # Whichever is shorter: the blocks of a row, or those that are marked.
+            near = blocks.intersection(range(start, end)) if len(blocks) > end - start else blocks
+            over |= {(block - start) // grid.per_cell: kind for block in near if start <= block < end}
+        if start <= self.pointed < end and (self.has_focus or self._hovered is not None):
+            over[(self.pointed - start) // grid.per_cell] = "cursor"
+        return over
+
+    def _over(self, style: Style, kind: str) -> Style:
+        palette = self.look.palette
+        match kind:
+            case "cursor":
+                return palette.cursor
+            case "taken":
+                return palette.taken
+            case "evicted":
+                return palette.evicted
+        lit = self._lit_styles.get(style)
+        if lit is None:
+            # A run keeps its ground, against which its level stands out.
+            bright = Style(color=palette.style("strong").color, bold=True)
+            lit = self._lit_styles[style] = style + (_LIT if self.grid.per_cell == 1 else bright)
+        return lit
+
+    def _cell_styles(self) -> tuple[list[Cell], list[Style], list[Style]]:
+        """For each look its cell, its style, and its style when the block has room left. Made once a palette."""
+        if self._styles is None:
+            cells = block_cells(self.look.glyphs)
+            plain = [self.look.palette.style(cell.role) for cell in cells]
+            self._styles = cells, plain, [style + _PARTIAL for style in plain]
+        return self._styles
