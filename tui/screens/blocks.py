@@ -77,13 +77,13 @@ class Blocks(ActingView):
         self._draw_map()
 
     def on_block_map_opened(self) -> None:
-        self.app.action_open_request()  # type: ignore[attr-defined]
+        self.watching.action_open_request()
 
     def on_list_pane_moved(self) -> None:
         self._draw_map()
 
     def on_list_pane_opened(self) -> None:
-        self.app.action_open_request()  # type: ignore[attr-defined]
+        self.watching.action_open_request()
 
     @property
     def _holders(self) -> ListPane[Sequence]:

@@ -142,7 +142,9 @@ def test_the_header_says_what_is_served_and_whether_it_holds() -> None:
     assert text_of(header_line(state, Modes(), NOW_S + 3, 100, UNICODE)).endswith(
         "○ disconnected, retrying · 3.0 s old "
     )
-    assert text_of(header_line(state, Modes(source="demo"), NOW_S, 40, ASCII)).endswith("demo  o disconnected, retrying ")
+    assert text_of(header_line(state, Modes(source="demo"), NOW_S, 40, ASCII)).endswith(
+        "demo  o disconnected, retrying "
+    )
 
 
 def test_a_daemon_that_is_loading_says_how_far() -> None:
