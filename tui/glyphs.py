@@ -64,7 +64,7 @@ class Glyphs:
 
 
 UNICODE = Glyphs(
-    cached="▓▒░░",
+    cached="▒▒░░",
     free="·",
     many="■",
     missing="–",

@@ -88,7 +88,6 @@ class Pagetop(App[None]):
         self.palettes = make_palettes()
         # Under NO_COLOR Textual takes colours out; this has it do so before it makes greys of them.
         super().__init__(ansi_color=True)
-        self.ansi_color = None
         self.session = session
         self.glyphs = glyphs
         self._record = record
@@ -96,8 +95,8 @@ class Pagetop(App[None]):
             self.register_theme(palette.theme)
         for name in set(self.available_themes) - set(self.palettes):
             self.unregister_theme(name)
-        self.theme = theme
         self._is_grey = False
+        self._set_theme(theme)
 
     @property
     def palette(self) -> Palette:
@@ -175,7 +174,7 @@ class Pagetop(App[None]):
 
     def action_next_theme(self) -> None:
         names = list(self.palettes)
-        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+        self._set_theme(names[(names.index(self.theme) + 1) % len(names)])
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for name in SCREENS_BY_KEY:
@@ -197,6 +196,8 @@ class Pagetop(App[None]):
 
     def _set_theme(self, theme: str) -> None:
         self.theme = theme
+        # As the theme has it anyway, but Textual would look it up for every widget that it draws.
+        self.ansi_color = self.palettes[theme].theme.ansi
 
     def _changed(self) -> None:
         """There is something new to show."""

@@ -54,6 +54,7 @@ class Pool:
         partial: 1 where a used block has room left.
         version: grows by one with each frame.
         changed: the blocks whose look changed with the last frame, in order; None is all of them.
+        filled: the blocks whose `partial` changed with it, likewise.
         taken: of these, the ones that a sequence was just given.
         evicted: cached blocks whose content was just given up.
         tables: block tables, logical → physical.
@@ -68,6 +69,7 @@ class Pool:
         self.fills = b""
         self.ages = b""
         self.changed: list[int] | None = None
+        self.filled: list[int] | None = None
         self.taken: frozenset[int] = frozenset()
         self.evicted: frozenset[int] = frozenset()
         self.tables: dict[Key, list[int]] = {}
@@ -95,7 +97,8 @@ class Pool:
         taken, evicted = self._follow(blocks, tables, marks, num_cached_tokens)
         before, before_partial = self.looks, self.partial
         self._draw(blocks)
-        self.changed = None if is_new else _differences((before, self.looks), (before_partial, self.partial))
+        self.changed = None if is_new else _differences(before, self.looks)
+        self.filled = None if is_new else _differences(before_partial, self.partial)
         if is_new or self.changed is None:
             taken, evicted = set(), set()
         else:
@@ -175,15 +178,13 @@ def _begins_with(table: list[int], known: list[int]) -> bool:
     return table == known if len(table) == len(known) else table[: len(known)] == known
 
 
-def _differences(*pairs: tuple[bytes, bytes]) -> list[int] | None:
-    length = len(pairs[0][1])
-    difference = 0
-    for before, after in pairs:
-        difference |= _number(before) ^ _number(after)
+def _differences(before: bytes, after: bytes) -> list[int] | None:
+    """Where two equally long byte strings differ; None when it is in too many places."""
+    difference = _number(before) ^ _number(after)
     if not difference:
         return []
-    marked = difference.to_bytes(length, "little")
-    if length - marked.count(0) > _MAX_CHANGES:
+    marked = difference.to_bytes(len(after), "little")
+    if len(after) - marked.count(0) > _MAX_CHANGES:
         return None
     return [match.start() for match in _ANY.finditer(marked)]
 

@@ -53,7 +53,8 @@ class Palette:
     @cached_property
     def greyed(self) -> "Palette":
         """The same without colours: nothing on screen holds any more."""
-        styles = dict.fromkeys(self.styles, self.grey)
+        # Why it is grey is the one thing that still holds.
+        styles = dict.fromkeys(self.styles, self.grey) | {"bad": self.styles["bad"]}
         plain = Style(reverse=True)
         return Palette(self.theme, self.ground, styles, plain, plain, Style(), Style(), self.grey)
 
@@ -157,7 +158,7 @@ _CONTRAST = _Colours(
     bad="#ff6b6b",
     selected="#003a9e",
     bar="#ffff00",
-    cached=("#ffffff", "#dcdcdc", "#b8b8b8", "#989898"),
+    cached=("#b0b0b0", "#989898", "#808080", "#6c6c6c"),
     cached_tile=None,
     cached_ground="#3a3a3a",
     shared_tile="#606060",
@@ -229,7 +230,7 @@ def _true_colour(name: str, colours: _Colours, *, dark: bool) -> Palette:
         cursor=Style(color=colours.background, bgcolor=colours.accent, bold=True),
         taken=Style(color=colours.background, bgcolor=colours.foreground, bold=True),
         evicted=Style(color=colours.background, bgcolor=colours.warn),
-        grey=Style(color=colours.faint, bgcolor=colours.background),
+        grey=Style(color=colours.dim, bgcolor=colours.background),
     )
 
 
@@ -273,7 +274,7 @@ def _sixteen_colours() -> Palette:
         theme=_ansi_theme("16"),
         ground=Style(),
         styles=styles,
-        selected=Style(reverse=True),
+        selected=Style(color="default", reverse=True, bold=True),
         cursor=Style(color="cyan", reverse=True, bold=True),
         taken=Style(reverse=True, bold=True),
         evicted=Style(color="yellow", reverse=True),

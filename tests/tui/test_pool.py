@@ -55,9 +55,9 @@ def test_only_what_changed_is_named() -> None:
     pool = Pool()
     take(pool, block_map([2, 0, 0, 0], [1, 0, 0, 0], fills=[4, 0, 0, 0]), {A: [0]})
     take(pool, block_map([2, 2, 0, 0], [1, 1, 0, 0], fills=[4, 1, 0, 0]), {A: [0, 1]})
-    assert (pool.changed, pool.taken, pool.evicted) == ([1], {1}, frozenset())
+    assert (pool.changed, pool.filled, pool.taken, pool.evicted) == ([1], [1], {1}, frozenset())
     take(pool, block_map([2, 2, 0, 0], [1, 1, 0, 0], fills=[4, 2, 0, 0]), {A: [0, 1]})
-    assert (pool.changed, pool.taken) == ([], frozenset())
+    assert (pool.changed, pool.filled, pool.taken) == ([], [], frozenset())
 
 
 def test_a_cached_block_given_to_new_tokens_was_evicted_and_one_that_was_hit_was_not() -> None:

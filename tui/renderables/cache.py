@@ -51,7 +51,7 @@ def cache_figures(state: State, width: int, glyphs: Glyphs) -> list[Line]:
         ],
         [("evicted ", "dim"), (f"{numbers.count(evictions, 5, missing)}/s", "warn" if evictions else "")],
     ]
-    return [cut(line, width) for line in wrap(parts, width, "   ")]
+    return [cut(line, width) for line in wrap(parts, width, "  ")]
 
 
 def _share(part: float | None, total: float | None) -> float | None:

@@ -54,7 +54,8 @@ def name(sequence: Sequence) -> str:
     return printable(f"{row.request_id}/{row.index}" if row.index else row.request_id)
 
 
-def _short_name(sequence: Sequence) -> str:
+def short_name(sequence: Sequence) -> str:
+    """The same in at most eight cells, which seldom leave a doubt."""
     row = sequence.row
     shown = printable(row.request_id)[: 8 if not row.index else 6]
     return f"{shown}/{row.index}" if row.index else shown
@@ -78,7 +79,7 @@ def _number(value: float | None, width: int, glyphs: Glyphs) -> Span:
 
 
 COLUMNS = (
-    Column("id", 8, 0, lambda s, g: (_short_name(s), ""), lambda s: name(s), is_left=True),
+    Column("id", 8, 0, lambda s, g: (short_name(s), ""), lambda s: name(s), is_left=True),
     Column("who", 8, 3, lambda s, g: (fit(printable(s.row.user), 8, g.ellipsis), ""), lambda s: s.row.user, True),
     Column("prio", 5, 5, lambda s, g: (f"{s.row.priority:d}", ""), lambda s: s.row.priority, is_descending=True),
     Column("state", 11, 1, _state, lambda s: s.row.state, is_left=True),

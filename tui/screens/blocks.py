@@ -10,7 +10,7 @@ from pagedd.tui.line import Line, cut, fit, printable
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.cache import cache_bar, cache_figures
 from pagedd.tui.renderables.footer import Hint
-from pagedd.tui.renderables.requests import STATE_ROLES, mark, name
+from pagedd.tui.renderables.requests import STATE_ROLES, mark, short_name
 from pagedd.tui.screens.acting import ACTING_HINTS, ActingView
 from pagedd.tui.screens.view import HELP, NAVIGATION, QUIT
 from pagedd.tui.state import Sequence
@@ -77,13 +77,13 @@ class Blocks(ActingView):
         self._draw_map()
 
     def on_block_map_opened(self) -> None:
-        self.app.action_open_request()  # type: ignore[attr-defined]
+        self.watching.action_open_request()
 
     def on_list_pane_moved(self) -> None:
         self._draw_map()
 
     def on_list_pane_opened(self) -> None:
-        self.app.action_open_request()  # type: ignore[attr-defined]
+        self.watching.action_open_request()
 
     @property
     def _holders(self) -> ListPane[Sequence]:
@@ -106,7 +106,7 @@ class Blocks(ActingView):
         return cut(
             [
                 mark(sequence, self.glyphs),
-                (f" {fit(name(sequence), 8, self.glyphs.ellipsis)} ", ""),
+                (f" {fit(short_name(sequence), 8)} ", ""),
                 (f"{fit(printable(row.user), 6, self.glyphs.ellipsis)} ", "dim"),
                 (fit(row.state, 9), STATE_ROLES.get(row.state, "")),
                 (numbers.count(row.num_blocks, 5), ""),

@@ -107,10 +107,10 @@ class Overview(ActingView):
         self._draw_map()
 
     def on_list_pane_opened(self) -> None:
-        self.app.action_open_request()  # type: ignore[attr-defined]
+        self.watching.action_open_request()
 
     def action_filter(self) -> None:
-        self.app.action_show("requests", True)  # type: ignore[attr-defined]
+        self.watching.action_show("requests", filtering=True)
 
     def _draw_map(self) -> None:
         requests = self.query_one(RequestList)

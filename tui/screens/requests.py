@@ -56,4 +56,4 @@ class Requests(ActingView):
         self.query_one(RequestList).focus()
 
     def on_list_pane_opened(self) -> None:
-        self.app.action_open_request()  # type: ignore[attr-defined]
+        self.watching.action_open_request()

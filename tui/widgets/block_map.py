@@ -2,9 +2,11 @@
 
 A row is a strip that is kept until a block in it changes. What a cell shows is `renderables/block_cells.py`'s, which
 blocks changed is `pool.py`'s; this owns the cursor, what is lit, and the flash of a block that was just taken.
+A run of blocks does not flash: in a large pool something is always taken, and its height says so.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from math import ceil
 from typing import ClassVar, cast
 
 from rich.segment import Segment
@@ -24,6 +26,8 @@ _LIT = Style(reverse=True, bold=True)
 _PARTIAL = Style(underline=True)
 # Runs that look alike are drawn alike; a pool has more kinds of them than anybody needs to keep.
 _MAX_RUNS = 20_000
+
+_Drawn = tuple[str, Style]
 
 
 class BlockMap(Widget, can_focus=True):
@@ -61,9 +65,10 @@ class BlockMap(Widget, can_focus=True):
         self._lit: frozenset[int] = frozenset()
         self._taken: frozenset[int] = frozenset()
         self._evicted: frozenset[int] = frozenset()
+        self._overlays: dict[int, dict[int, str]] | None = None  # by row and column; None has to be made again
         self._strips: dict[int, Strip] = {}
         self._styles: tuple[list[Cell], list[Style], list[Style]] | None = None
-        self._runs: dict[bytes, tuple[str, Style]] = {}
+        self._runs: dict[bytes, _Drawn] = {}
         self._run_styles: dict[Style, Style] = {}
         self._lit_styles: dict[Style, Style] = {}
 
@@ -82,22 +87,24 @@ class BlockMap(Widget, can_focus=True):
         missed = pool.version not in (self._version, self._version + 1)
         is_same = pool.version == self._version
         self._version = pool.version
-        if missed or self._fit() or (pool.changed is None and not is_same):
+        if missed or self._fit() or (None in (pool.changed, pool.filled) and not is_same):
             self._taken = self._evicted = frozenset()
             self._lit = frozenset(lit)
             self.repaint()
             return
         changed: set[int] = set()
         if not is_same:
-            changed.update(pool.changed or (), pool.taken, pool.evicted, self._taken, self._evicted)
-            # What was evicted looks so for a frame, then like taken for another, then like what it is now.
-            self._taken, self._evicted = (pool.taken | self._evicted) - pool.evicted, pool.evicted
-            changed |= self._taken
+            changed.update(pool.changed or ())
+            if self.grid.per_cell == 1:
+                changed.update(pool.filled or (), pool.taken, pool.evicted, self._taken, self._evicted)
+                # What was evicted looks so for a frame, then like taken for another, then like what it is now.
+                self._taken, self._evicted = (pool.taken | self._evicted) - pool.evicted, pool.evicted
+                changed |= self._taken
         if self._lit != (now_lit := frozenset(lit)):
             changed |= self._lit ^ now_lit
             self._lit = now_lit
-        for row in {self.grid.row_of(block) for block in changed}:
-            self._forget(row)
+        self._overlays = None
+        self._forget(*{self.grid.row_of(block) for block in changed})
 
     def point(self, block: int) -> None:
         """Moves the cursor to a block."""
@@ -113,6 +120,7 @@ class BlockMap(Widget, can_focus=True):
 
     def repaint(self) -> None:
         self._strips.clear()
+        self._overlays = None
         self._styles = None
         self._runs.clear()
         self._run_styles.clear()
@@ -169,15 +177,21 @@ class BlockMap(Widget, can_focus=True):
     def action_open(self) -> None:
         self.post_message(self.Opened())
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """As it is: there is no border, padding or opacity for Textual to add, and rows have many segments."""
+        width = self.size.width
+        strips = [self._line_strip(y + self._top, width) for y in crop.line_range]
+        return strips if crop.column_span == (0, width) else [strip.crop(*crop.column_span) for strip in strips]
+
     def render_line(self, y: int) -> Strip:
-        row = y + self._top
+        return self._line_strip(y + self._top, self.size.width)
+
+    def _line_strip(self, row: int, width: int) -> Strip:
         if self.pool is None or row >= self.grid.num_rows:
-            return Strip.blank(self.size.width, self.look.palette.ground)
+            return Strip.blank(width, self.look.palette.ground)
         strip = self._strips.get(row)
-        if strip is None:
-            strip = self._strips[row] = Strip(self._segments(row)).adjust_cell_length(
-                self.size.width, self.look.palette.ground
-            )
+        if strip is None or strip.cell_length != width:
+            strip = self._strips[row] = self._row_strip(row, width)
         return strip
 
     def _fit(self) -> bool:
@@ -206,65 +220,86 @@ class BlockMap(Widget, can_focus=True):
         self._hovered = block
         self.post_message(self.Pointed())
 
-    def _forget(self, row: int) -> None:
-        if self._strips.pop(row, None) is not None:
-            self.refresh(Region(0, row - self._top, self.size.width, 1))
+    def _forget(self, *rows: int) -> None:
+        """Has these rows drawn again. One that has no strip is not in sight, or waits to be drawn already."""
+        known = [row for row in rows if self._strips.pop(row, None) is not None]
+        if known:
+            width = self.size.width
+            self.refresh(*(Region(0, row - self._top, width, 1) for row in known))
 
-    def _segments(self, row: int) -> Iterator[Segment]:
+    def _row_strip(self, row: int, width: int) -> Strip:
         """The label, then the cells; those that look alike side by side are one segment."""
         grid, palette = self.grid, self.look.palette
-        cells = grid.cells(row)
-        cell_of = self._block_cell if grid.per_cell == 1 else self._run_cell
-        over = self._overlay(row)
-        text, style = f"{cells.start:0{grid.label_width}}", palette.style("faint")
-        for column, block in enumerate(cells):
-            if column % GROUP == 0:
-                yield Segment(text, style)
-                text, style = " ", palette.ground
-            glyph, glyph_style = cell_of(block)
-            if over and column in over:
-                glyph_style = self._over(glyph_style, over[column])
-            if glyph_style is not style:
-                yield Segment(text, style)
-                text, style = "", glyph_style
-            text += glyph
-        yield Segment(text, style)
+        blocks = grid.cells(row)
+        cells = self._block_cells(blocks) if grid.per_cell == 1 else self._run_cells(blocks)
+        for column, kind in self._overlay(row).items():
+            glyph, style = cells[column]
+            cells[column] = glyph, self._over(style, kind)
+        segments = [Segment(f"{blocks.start:0{grid.label_width}}", palette.style("faint"))]
+        gap = Segment(" ", palette.ground)
+        for start in range(0, len(cells), GROUP):
+            segments.append(gap)
+            text, style = cells[start]
+            for glyph, glyph_style in cells[start + 1 : start + GROUP]:
+                if glyph_style is style:
+                    text += glyph
+                else:
+                    segments.append(Segment(text, style))
+                    text, style = glyph, glyph_style
+            segments.append(Segment(text, style))
+        # Every glyph is one cell wide, so nothing has to be measured.
+        used = grid.label_width + ceil(len(cells) / GROUP) + len(cells)
+        if used < width:
+            segments.append(Segment(" " * (width - used), palette.ground))
+            used = width
+        return Strip(segments, used)
 
-    def _block_cell(self, block: int) -> tuple[str, Style]:
-        """A cell of one block. Equal looks have the same style object."""
+    def _block_cells(self, blocks: range) -> list[_Drawn]:
+        """Cells of one block each. Equal looks have the same style object."""
         assert self.pool is not None
         cells, plain, partial = self._cell_styles()
-        look = self.pool.looks[block]
-        return cells[look].glyph, partial[look] if self.pool.partial[block] else plain[look]
+        looks = self.pool.looks[blocks.start : blocks.stop]
+        has_room = self.pool.partial[blocks.start : blocks.stop]
+        return [
+            (cells[look].glyph, partial[look] if room else plain[look])
+            for look, room in zip(looks, has_room, strict=True)
+        ]
 
-    def _run_cell(self, block: int) -> tuple[str, Style]:
-        """A cell of the run that begins with `block`."""
+    def _run_cells(self, blocks: range) -> list[_Drawn]:
+        """Cells of the runs that begin with `blocks`."""
         assert self.pool is not None
-        looks = self.pool.looks[block : block + self.grid.per_cell]
-        known = self._runs.get(looks)
-        if known is None:
-            if len(self._runs) >= _MAX_RUNS:
-                self._runs.clear()
-            cell = run_cell(looks, self.look.glyphs.is_unicode)
-            style = self.look.palette.style(cell.role)
-            if cell.ground:
-                # The cell's own ground would hide how high the level is.
-                style = self.look.palette.style(cell.ground) + Style(color=style.color, bold=style.bold)
-            # The few styles that there are, each as one object.
-            known = self._runs[looks] = cell.glyph, self._run_styles.setdefault(style, style)
-        return known
+        looks, per_cell, known = self.pool.looks, self.grid.per_cell, self._runs
+        return [
+            known.get(run := looks[block : block + per_cell]) or self._new_run(run)  # most runs were drawn before
+            for block in blocks
+        ]
+
+    def _new_run(self, looks: bytes) -> _Drawn:
+        if len(self._runs) >= _MAX_RUNS:
+            self._runs.clear()
+        cell = run_cell(looks, self.look.glyphs.is_unicode)
+        style = self.look.palette.style(cell.role)
+        if cell.ground:
+            # The cell's own ground would hide how high the level is.
+            style = self.look.palette.style(cell.ground) + Style(color=style.color, bold=style.bold)
+        # The few styles that there are, each as one object.
+        drawn = self._runs[looks] = cell.glyph, self._run_styles.setdefault(style, style)
+        return drawn
 
     def _overlay(self, row: int) -> dict[int, str]:
         """What goes over the cells of a row, by column; the later the stronger."""
-        grid = self.grid
-        start, end = row * grid.blocks_per_row, (row + 1) * grid.blocks_per_row
-        over: dict[int, str] = {}
-        for kind, blocks in (("lit", self._lit), ("taken", self._taken), ("evicted", self._evicted)):
-            # Whichever is shorter: the blocks of a row, or those that are marked.
-            near = blocks.intersection(range(start, end)) if len(blocks) > end - start else blocks
-            over |= {(block - start) // grid.per_cell: kind for block in near if start <= block < end}
-        if start <= self.pointed < end and (self.has_focus or self._hovered is not None):
-            over[(self.pointed - start) // grid.per_cell] = "cursor"
+        if self._overlays is None:
+            self._overlays = {}
+            per_row, per_cell = self.grid.blocks_per_row, self.grid.per_cell
+            for kind, blocks in (("lit", self._lit), ("taken", self._taken), ("evicted", self._evicted)):
+                for block in blocks:
+                    at, within = divmod(block, per_row)
+                    self._overlays.setdefault(at, {})[within // per_cell] = kind
+        over = self._overlays.get(row, {})
+        start = row * self.grid.blocks_per_row
+        is_pointed = start <= self.pointed < start + self.grid.blocks_per_row
+        if is_pointed and (self.has_focus or self._hovered is not None):
+            return over | {(self.pointed - start) // self.grid.per_cell: "cursor"}
         return over
 
     def _over(self, style: Style, kind: str) -> Style:

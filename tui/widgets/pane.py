@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -47,11 +48,9 @@ class Pane(Widget):
 
     def show(self, lines: Sequence[Line]) -> None:
         """Puts these lines in the place of those before."""
-        for y in range(max(len(lines), len(self._lines))):
-            before = self._lines[y] if y < len(self._lines) else None
-            after = lines[y] if y < len(lines) else None
-            if before != after:
-                self._forget(y)
+        num_common = min(len(lines), len(self._lines))
+        changed = [y for y in range(num_common) if lines[y] != self._lines[y]]
+        self._forget(*changed, *range(num_common, max(len(lines), len(self._lines))))
         self._lines = list(lines)
         self._strips = (self._strips + [None] * len(lines))[: len(lines)]
 
@@ -64,12 +63,19 @@ class Pane(Widget):
         self._strips = [None] * len(self._lines)
         self.refresh()
 
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Without the one that looks for the terminal's own colours: the palettes that it is for have none."""
+        return [
+            line_filter for line_filter in super().get_line_filters() if not isinstance(line_filter, ANSIToTruecolor)
+        ]
+
     def render_line(self, y: int) -> Strip:
+        width = self.size.width
         if y >= len(self._lines):
-            return Strip.blank(self.size.width, self.look.palette.ground)
+            return Strip.blank(width, self.look.palette.ground)
         strip = self._strips[y]
-        if strip is None or strip.cell_length != self.size.width:
-            strip = self._strips[y] = self._paint(y).adjust_cell_length(self.size.width, self._rest_style(y))
+        if strip is None or strip.cell_length != width:
+            strip = self._strips[y] = self._paint(y).adjust_cell_length(width, self._rest_style(y))
         return strip
 
     def _paint(self, y: int) -> Strip:
@@ -92,7 +98,11 @@ class Pane(Widget):
         """What the rest of a line looks like."""
         return self.look.palette.ground
 
-    def _forget(self, y: int) -> None:
-        if y < len(self._strips):
-            self._strips[y] = None
-        self.refresh(Region(0, y, self.size.width, 1))
+    def _forget(self, *lines: int) -> None:
+        """Has these lines drawn again."""
+        for y in lines:
+            if y < len(self._strips):
+                self._strips[y] = None
+        if lines:
+            width = self.size.width
+            self.refresh(*(Region(0, y, width, 1) for y in lines))

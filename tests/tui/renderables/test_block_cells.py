@@ -53,7 +53,7 @@ def test_every_block_has_a_cell_on_any_screen(num_blocks: int, size: tuple[int, 
 def test_each_state_has_a_glyph_of_its_own() -> None:
     cells = block_cells(UNICODE)
     glyphs = [cells[look].glyph for look in (FREE, CACHED, CACHED + 3, SHARED, OWNED + 1, OWNED + 2, OWNED + 100)]
-    assert glyphs == ["·", "▓", "░", "S", "a", "b", "■"]
+    assert glyphs == ["·", "▒", "░", "S", "a", "b", "■"]
     assert [block_cells(ASCII)[look].glyph for look in (FREE, CACHED, SHARED, OWNED + 1)] == [".", ":", "S", "a"]
 
 
