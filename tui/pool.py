@@ -7,6 +7,7 @@ blocks that changed. Knows no colour and no cell: `renderables/block_cells.py` d
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from pagedd.client.protocol import BlockMap
 from pagedd.tui.letters import MAX_MARKS, Mark
@@ -130,8 +131,8 @@ class Pool:
         cached = _number(self.ages.translate(_AGE_LOOK)) & _number(blocks.states.translate(_IS_CACHED))
         self.looks = (owned | shared | cached).to_bytes(num_blocks, "little")
         if self.fills:
-            is_partial = _table((fill, 1) for fill in range(min(256, blocks.block_size)))
-            self.partial = (_number(self.fills.translate(is_partial)) & used).to_bytes(num_blocks, "little")
+            has_room = _number(self.fills.translate(_has_room(blocks.block_size)))
+            self.partial = (has_room & used).to_bytes(num_blocks, "little")
         else:
             self.partial = bytes(num_blocks)
 
@@ -146,18 +147,18 @@ class Pool:
         owners, states = self._owners, self._states
         looks = {key: OWNED + marks[key].number for key in tables}
         orphans: set[int] = set()
+        kept: set[Key] = set()
         for key, table in self.tables.items():
-            if looks.get(key) != self._owner_looks[key] or not _begins_with(tables[key], table):
+            if looks.get(key) == self._owner_looks[key] and _begins_with(tables[key], table):
+                kept.add(key)
+            else:
                 orphans.update(table)
         for block in orphans:
             owners[block] = ENDED
         taken: set[int] = set()
         evicted: set[int] = set()
         for key, table in tables.items():
-            known = self.tables.get(key, [])
-            is_kept = looks[key] == self._owner_looks.get(key) and _begins_with(table, known)
-            first_new = len(known) if is_kept else 0
-            for logical in range(first_new, len(table)):
+            for logical in range(len(self.tables[key]) if key in kept else 0, len(table)):
                 block = table[logical]
                 owners[block] = looks[key]
                 if states and states[block] != _USED_STATE:
@@ -172,6 +173,11 @@ class Pool:
                     owners[block] = looks[key]
         self.tables, self._owner_looks = dict(tables), looks
         return taken, evicted
+
+
+@lru_cache(maxsize=4)
+def _has_room(block_size: int) -> bytes:
+    return _table((fill, 1) for fill in range(min(256, block_size)))
 
 
 def _begins_with(table: list[int], known: list[int]) -> bool:

@@ -24,6 +24,8 @@ from pagedd.tui.widgets.pane import Look
 
 _LIT = Style(reverse=True, bold=True)
 _PARTIAL = Style(underline=True)
+# In a large pool nearly every row changes with every frame, and no eye follows single blocks in it.
+_FRAMES_PER_RUN_PICTURE = 2
 # Runs that look alike are drawn alike; a pool has more kinds of them than anybody needs to keep.
 _MAX_RUNS = 20_000
 
@@ -66,6 +68,7 @@ class BlockMap(Widget, can_focus=True):
         self._taken: frozenset[int] = frozenset()
         self._evicted: frozenset[int] = frozenset()
         self._overlays: dict[int, dict[int, str]] | None = None  # by row and column; None has to be made again
+        self._waiting: set[int] = set()  # rows to be drawn with the next picture
         self._strips: dict[int, Strip] = {}
         self._styles: tuple[list[Cell], list[Style], list[Style]] | None = None
         self._runs: dict[bytes, _Drawn] = {}
@@ -100,11 +103,15 @@ class BlockMap(Widget, can_focus=True):
                 # What was evicted looks so for a frame, then like taken for another, then like what it is now.
                 self._taken, self._evicted = (pool.taken | self._evicted) - pool.evicted, pool.evicted
                 changed |= self._taken
+        rows = {self.grid.row_of(block) for block in changed}
         if self._lit != (now_lit := frozenset(lit)):
-            changed |= self._lit ^ now_lit
+            rows |= {self.grid.row_of(block) for block in self._lit ^ now_lit}
             self._lit = now_lit
         self._overlays = None
-        self._forget(*{self.grid.row_of(block) for block in changed})
+        self._waiting |= rows
+        if self.grid.per_cell == 1 or is_same or pool.version % _FRAMES_PER_RUN_PICTURE == 0:
+            self._forget(*self._waiting)
+            self._waiting.clear()
 
     def point(self, block: int) -> None:
         """Moves the cursor to a block."""
@@ -120,6 +127,7 @@ class BlockMap(Widget, can_focus=True):
 
     def repaint(self) -> None:
         self._strips.clear()
+        self._waiting.clear()
         self._overlays = None
         self._styles = None
         self._runs.clear()

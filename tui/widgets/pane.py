@@ -69,6 +69,14 @@ class Pane(Widget):
             line_filter for line_filter in super().get_line_filters() if not isinstance(line_filter, ANSIToTruecolor)
         ]
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Without Textual's own cache where it has nothing to add: a pane without a frame is its strips."""
+        if self.gutter.width or self.gutter.height:
+            return super().render_lines(crop)
+        strips = [self.render_line(y) for y in crop.line_range]
+        is_whole = crop.column_span == (0, self.size.width)
+        return strips if is_whole else [strip.crop(*crop.column_span) for strip in strips]
+
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y >= len(self._lines):
