@@ -74,7 +74,8 @@ class HostMeter:
         if last is None or self._last is None:
             return None
         busy_s, total_s = self._last[0] - last[0], self._last[1] - last[1]
-        return number(100 * busy_s / total_s, 100) if total_s > 0 else None
+        # The kernel corrects its idle time afterwards, so that the busy share may come out a little under 0 or over 1.
+        return 100 * min(1.0, max(0.0, busy_s / total_s)) if total_s > 0 else None
 
     @staticmethod
     def _times() -> tuple[float, float]:
