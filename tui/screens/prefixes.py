@@ -1,6 +1,5 @@
 """The prefix cache as a tree: what is kept, who may use it, how often it was; and evicting a part of it."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.renderables.prefixes import Branch, branches, prefix_header, prefix_line
 from pagedd.tui.screens.confirm import Confirm
+from pagedd.tui.screens.polling import Polling
 from pagedd.tui.screens.view import HELP, NAVIGATION, QUIT, View
 from pagedd.tui.widgets.list_pane import ListPane
 from pagedd.tui.widgets.pane import Pane
@@ -36,8 +36,7 @@ class Prefixes(View):
         self._answer: PrefixesAnswer | None = None
         self._error = ""
         self._folded: set[str] = set()
-        self._asked_s: float | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._polling = Polling(ASK_INTERVAL_S, self._take)
 
     def body(self) -> Iterable[Widget]:
         yield Pane(id="share")
@@ -47,11 +46,10 @@ class Prefixes(View):
         self._tree.title("Cached prefixes")
 
     def on_unmount(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        self._polling.stop()
 
     def draw(self) -> None:
-        self._ask()
+        self._polling.tick(self.session)
         share = self.query_one("#share", Pane)
         share.show([cut(self._share(), share.size.width)])
         nodes = [] if self._answer is None else self._answer.nodes
@@ -77,7 +75,7 @@ class Prefixes(View):
 
         async def evict() -> str:
             answer = await source.evict_prefix(digest)
-            self._asked_s = None
+            self._polling.hurry()
             kept = f"; {answer.num_kept} are in use and stay" if answer.num_kept else ""
             return f"{answer.num_blocks} blocks are free now{kept}"
 
@@ -95,15 +93,6 @@ class Prefixes(View):
     @property
     def _tree(self) -> ListPane[Branch]:
         return self.query_one(ListPane)
-
-    def _ask(self) -> None:
-        """Every two seconds, while this screen is looked at."""
-        now_s = self.session.clock()
-        is_asking = self._asking is not None and not self._asking.done()
-        is_due = self._asked_s is None or now_s - self._asked_s >= ASK_INTERVAL_S
-        if is_due and not is_asking and not self.session.is_paused and not self.session.is_stale:
-            self._asked_s = now_s
-            self._asking = asyncio.ensure_future(self._take())
 
     async def _take(self) -> None:
         try:

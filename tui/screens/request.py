@@ -1,6 +1,5 @@
 """One request from close by: its block table, what it has been through, and its text as it comes."""
 
-import asyncio
 from collections.abc import Iterable
 from textwrap import wrap as wrap_words
 from typing import ClassVar
@@ -18,6 +17,7 @@ from pagedd.tui.renderables.detail import figure_lines, table_legend, table_line
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.renderables.requests import name
 from pagedd.tui.screens.acting import ACTING_HINTS, ActingView
+from pagedd.tui.screens.polling import Polling
 from pagedd.tui.screens.view import HELP
 from pagedd.tui.state import Sequence
 from pagedd.tui.widgets.list_pane import ListPane
@@ -49,8 +49,7 @@ class Request(ActingView):
         self._has_ended = False
         self._text: RequestText | None = None
         self._error = ""
-        self._asked_s: float | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._polling = Polling(ASK_INTERVAL_S, self._take)
 
     def body(self) -> Iterable[Widget]:
         yield Pane(id="figures", classes="framed")
@@ -66,8 +65,7 @@ class Request(ActingView):
         self.query_one("#text", Pane).title("Text")
 
     def on_unmount(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        self._polling.stop()
 
     def chosen(self) -> Sequence | None:
         return self.state.sequence(self._key)
@@ -82,7 +80,7 @@ class Request(ActingView):
         self._has_ended = live is None
         sequence = self._last = live or self._last
         if not self._has_ended:
-            self._ask()
+            self._polling.tick(self.session)
         figures, timeline = self.query_one("#figures", Pane), self.query_one("#timeline", Pane)
         ended = ", ended" if self._has_ended else ""
         figures.title(f"Request {name(sequence)}{ended}")
@@ -113,14 +111,6 @@ class Request(ActingView):
                 lines += [[(text, "")] for text in wrapped(output, width)]
         # The newest text is what is looked for.
         pane.show(lines[-height:] if height else [])
-
-    def _ask(self) -> None:
-        now_s = self.session.clock()
-        is_asking = self._asking is not None and not self._asking.done()
-        is_due = self._asked_s is None or now_s - self._asked_s >= ASK_INTERVAL_S
-        if is_due and not is_asking and not self.session.is_paused and not self.session.is_stale:
-            self._asked_s = now_s
-            self._asking = asyncio.ensure_future(self._take())
 
     async def _take(self) -> None:
         try:
