@@ -236,6 +236,23 @@ def test_a_killed_pagetop_leaves_the_terminal_as_it_was(start: Callable[..., Ter
     terminal.until(lambda text: text.count("it echoes") == 2, "echo of what is typed")
 
 
+@pytest.mark.parametrize("is_drawn", [False, True], ids=["while it starts", "when it is drawn"])
+def test_a_terminal_that_is_closed_takes_its_pagetop_with_it(start: Callable[..., Terminal], is_drawn: bool) -> None:
+    terminals = [start() for _ in range(3)]
+    if is_drawn:
+        for terminal in terminals:
+            terminal.expect("KV cache", "live")
+    children = (["pgrep", "-P", terminal.mode("pane_pid")] for terminal in terminals)
+    found = [subprocess.run(command, check=False, capture_output=True, text=True) for command in children]
+    pids = [int(pid) for pgrep in found for pid in pgrep.stdout.split()]
+    for terminal in terminals:
+        terminal.close()
+    limit_s = time.monotonic() + WAIT_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < limit_s, "still there"
+        time.sleep(0.05)
+
+
 def test_the_daemon_is_killed_and_started_again(start: Callable[..., Terminal], daemon: Daemon, client: Client) -> None:
     request_id = long_request(client, "A lighthouse keeper")
     terminal = start()
