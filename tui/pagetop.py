@@ -106,8 +106,8 @@ class Pagetop(App[None]):
     def on_mount(self) -> None:
         if self._record is not None:
             self.session.start_recording(self._record)
-        # The terminal has to be put back, whoever asks to leave. A hangup keeps its default, which ends the process: the
-        # terminal is gone, and whoever still writes to it may wait for ever.
+        # The terminal has to be put back, whoever asks to leave. A hangup keeps its default, which ends the process:
+        # the terminal is gone, and whoever still writes to it may wait for ever.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, None, 128 + signal.SIGTERM)
         self.run_worker(self.session.watch(self._changed), name="frames", exit_on_error=True)
         self.set_interval(_TICK_S, self._tick)
