@@ -38,6 +38,7 @@ from pagedd.daemon.requests import (
 )
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
+from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput
@@ -125,6 +126,7 @@ class Service:
         Raises `PageddError("unsupported_model")` for a tokenizer that cannot be handled exactly.
         """
         model = ServedModel(prepared_folder, self._config.served_model_name)
+        return_freed_memory()
         self._engine_figures.model_name = model.name
         self.model = model
 

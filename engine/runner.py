@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pagedd.engine.batch import AttentionMetadata, Batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
+from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.model.load import LoadedModel, Model, device_name, load_model, num_physical_cores
@@ -33,8 +34,9 @@ log = logging.getLogger(__name__)
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
 # As many tokens are drawn at a time as a step has rows of logits, but no fewer than the first, so that forks, which
-# share a row, are quick, and no more than the second. However many choices begin in one step, the memory is bounded.
-MIN_DRAWN_TOGETHER, MAX_DRAWN_TOGETHER = 32, 256
+# share a row, are quick, and no more than the second: more save nothing, and each takes 80 bytes a token of the
+# vocabulary. However many choices begin in one step, the memory is bounded.
+MIN_DRAWN_TOGETHER, MAX_DRAWN_TOGETHER = 32, 64
 
 
 class ModelRunner:
@@ -80,12 +82,12 @@ class ModelRunner:
             num_ahead += [*range(num_guesses), *[num_guesses] * len(item.samplers)]
             next_row += num_guesses + 1
         size = drawn_together(next_row)
-        if 0 < len(rows) == next_row <= size:
-            return self._sampler.sample(logits, sequences, num_ahead)
+        is_each_row_drawn_once = len(rows) == next_row
         sampled: list[Sampled] = []
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            sampled += self._sampler.sample(logits[rows[part]], sequences[part], num_ahead[part])
+            part_logits = logits[part] if is_each_row_drawn_once else logits[rows[part]]
+            sampled += self._sampler.sample(part_logits, sequences[part], num_ahead[part])
         return sampled
 
 
@@ -183,6 +185,7 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     runner = ModelRunner(model, storage, Sampler(), device)
     progress(0.9, "warming up")
     _warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
+    return_freed_memory()
     progress(1.0, "ready")
     info = EngineInfo(
         device=str(device),

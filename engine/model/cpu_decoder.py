@@ -71,12 +71,12 @@ class CpuDecoder:
         """`form`: float32, bf16, int8 or int4; `auto` keeps what the file quantizes and takes bf16 for the rest."""
         self.kv_forms = KV_FORMS
         self._config = config
-        self._packer = _Packer(extension, checkpoint, form)
+        packer = _Packer(extension, checkpoint, form)  # not kept: it holds the whole file
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, torch.device("cpu"))
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        embedding = self._packer.linear({"model.embed_tokens": vocab_size}, hidden_size)
+        embedding = packer.linear({"model.embed_tokens": vocab_size}, hidden_size)
         tied = config.tie_word_embeddings
-        head = embedding if tied else self._packer.linear({"lm_head": vocab_size}, hidden_size)
+        head = embedding if tied else packer.linear({"lm_head": vocab_size}, hidden_size)
         self._decoder: Any = extension.Decoder(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -85,13 +85,13 @@ class CpuDecoder:
             head_dim=config.head_dim,
             rms_norm_eps=config.rms_norm_eps,
             embedding=embedding,
-            final_norm=self._packer.vector("model.norm.weight", hidden_size),
+            final_norm=packer.vector("model.norm.weight", hidden_size),
             head=head,
         )
         for index in range(config.num_layers):
-            self._decoder.add_layer(**self._layer(index))
+            self._decoder.add_layer(**_layer(config, packer, index))
             progress((index + 1) / config.num_layers, f"layer {index + 1} of {config.num_layers}")
-        self.forms = self._packer.bytes_by_form
+        self.forms = packer.bytes_by_form
         self.weight_bytes = sum(self.forms.values())
         self.own_kernels: str | None = "cpp"
         self.has_quantized_weights = not _QUANTIZED.isdisjoint(self.forms)
@@ -131,32 +131,6 @@ class CpuDecoder:
         """What is held between steps for intermediate results: as much as the largest step so far needed."""
         held: int = self._decoder.scratch_bytes
         return held
-
-    def _layer(self, index: int) -> dict[str, Any]:
-        config, packer, prefix = self._config, self._packer, f"model.layers.{index}."
-        hidden_size, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-        query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        return {
-            "attention_norm": packer.vector(prefix + "input_layernorm.weight", hidden_size),
-            "qkv": packer.linear(
-                {attention + "q_proj": query_size, attention + "k_proj": kv_size, attention + "v_proj": kv_size},
-                hidden_size,
-                has_bias=config.qkv_bias,
-            ),
-            "query_norm": packer.vector(attention + "q_norm.weight", head_dim) if config.qk_norm else None,
-            "key_norm": packer.vector(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
-            "output": packer.linear({attention + "o_proj": hidden_size}, query_size, has_bias=config.output_bias),
-            "mlp_norm": packer.vector(prefix + "post_attention_layernorm.weight", hidden_size),
-            "gate_up": packer.linear(
-                {mlp + "gate_proj": inner, mlp + "up_proj": inner},
-                hidden_size,
-                has_bias=config.mlp_bias,
-                interleave=True,
-            ),
-            "down": packer.linear({mlp + "down_proj": hidden_size}, inner, has_bias=config.mlp_bias),
-            "sliding_window": config.layer_windows[index] or 0,
-        }
 
 
 class _Packer:
@@ -212,6 +186,34 @@ class _Packer:
 
     def _is_quantized(self, names: list[str]) -> bool:
         return isinstance(self._checkpoint, BlockCheckpoint) and all(map(self._checkpoint.is_quantized, names))
+
+
+def _layer(config: DecoderConfig, packer: _Packer, index: int) -> dict[str, Any]:
+    """The arguments of `Decoder.add_layer`."""
+    prefix = f"model.layers.{index}."
+    hidden_size, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    return {
+        "attention_norm": packer.vector(prefix + "input_layernorm.weight", hidden_size),
+        "qkv": packer.linear(
+            {attention + "q_proj": query_size, attention + "k_proj": kv_size, attention + "v_proj": kv_size},
+            hidden_size,
+            has_bias=config.qkv_bias,
+        ),
+        "query_norm": packer.vector(attention + "q_norm.weight", head_dim) if config.qk_norm else None,
+        "key_norm": packer.vector(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
+        "output": packer.linear({attention + "o_proj": hidden_size}, query_size, has_bias=config.output_bias),
+        "mlp_norm": packer.vector(prefix + "post_attention_layernorm.weight", hidden_size),
+        "gate_up": packer.linear(
+            {mlp + "gate_proj": inner, mlp + "up_proj": inner},
+            hidden_size,
+            has_bias=config.mlp_bias,
+            interleave=True,
+        ),
+        "down": packer.linear({mlp + "down_proj": hidden_size}, inner, has_bias=config.mlp_bias),
+        "sliding_window": config.layer_windows[index] or 0,
+    }
 
 
 def _arrange(stacked: torch.Tensor, num_turns: int) -> torch.Tensor:
