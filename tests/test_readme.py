@@ -58,4 +58,4 @@ def test_every_file_that_a_page_names_exists() -> None:
 
 
 def test_the_readme_is_one_page() -> None:
-    assert len(README.splitlines()) < 160
+    assert len(README.splitlines()) < 180
