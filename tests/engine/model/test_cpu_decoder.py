@@ -154,7 +154,8 @@ def test_auto_keeps_a_gguf_files_own_numbers(model_gguf) -> None:
 def test_the_file_is_let_go_once_the_weights_are_packed(model_gguf) -> None:
     loaded = load_model(EngineConfig(model=str(model_gguf)), lambda share, what: None)
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(model_gguf))]
-    assert loaded.model.own_kernels == "cpp" and not mapped
+    assert loaded.model.own_kernels == "cpp"
+    assert not mapped
 
 
 def test_without_a_compiler_the_slower_path_serves_and_the_log_says_why(tiny, load, monkeypatch, caplog) -> None:
