@@ -28,7 +28,7 @@ from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
-from pagedd.engine.step import Sampled, Step
+from pagedd.engine.step import Runner, Sampled, Step
 
 MAX_MODEL_LEN = 2048
 MEAN_PROMPT_TOKENS = 130
@@ -39,11 +39,8 @@ TARGET_FRAGMENTATION = 0.05
 TARGET_CONCURRENCY_RATIO = 4.0
 
 
-class OneTokenRunner:
+class OneTokenRunner(Runner):
     """Computes nothing and draws token 0 for everyone."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
 
     def run(self, step: Step) -> list[Sampled]:
         return [Sampled(0) for item in step.scheduled for _ in item.samplers]

@@ -55,7 +55,7 @@ from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.stats import EngineSnapshot
-from pagedd.engine.step import Sampled, Step
+from pagedd.engine.step import Runner, Sampled, Step
 
 BLOCK_SIZE = 16
 NUM_SEQUENCES = 64
@@ -185,11 +185,8 @@ def differences(without: Sequence[float], watched: Sequence[float]) -> list[floa
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-class NoModel:
-    """A runner that draws the same token for everybody, at once."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+class NoModel(Runner):
+    """Draws the same token for everybody, at once."""
 
     def run(self, step: Step) -> list[Sampled]:
         step.block_copies.clear()

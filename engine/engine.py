@@ -1,26 +1,32 @@
 """The engine: requests of token ids in, drawn tokens out, one step at a time.
 
-A step is three calls: the scheduler forms a batch, the runner computes it, the scheduler takes in what was drawn. Owns
+A step is three calls: the scheduler forms a batch, the runner computes it, the scheduler takes in what was drawn. On a
+device that works by itself the next batch is formed and launched before that, so that it never waits for Python. Owns
 that order, the clock of each part, and containment: a fault in a batch ends the request that causes it, not the others.
 Knows no sockets and no text; the loop that calls `step` is `daemon/engine_process.py`.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from pagedd.engine.errors import EngineError, IntegrityError
 from pagedd.engine.kv.prefix_tree import PrefixTree, prefix_tree
 from pagedd.engine.picture import block_info, sequence_snapshot, shown
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.scheduler import Scheduler
+from pagedd.engine.sequence import SequenceState
 from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
-from pagedd.engine.step import Runner, Sampled, Step
+from pagedd.engine.step import LaunchedStep, Runner, Sampled, ScheduledSequence, Step
 
 log = logging.getLogger(__name__)
 
 # So many steps in a row in which nothing at all could be computed mean a broken device, not a bad request.
 MAX_BARREN_STEPS = 3
+# Chunks are halved for want of memory down to this: a smaller one saves nothing worth having.
+LEAST_PIECE_TOKENS = 16
 INTEGRITY_CHECK_INTERVAL_S = 60.0
 # A picture stays small however many wait; the figures count them all.
 MAX_SEQUENCES_SHOWN = 512
@@ -35,6 +41,7 @@ class Engine:
         self._clock = clock
         self._seconds = {"schedule": 0.0, "commit": 0.0}
         self._last_step = Step(number=0)
+        self._launched: deque[tuple[Step, LaunchedStep]] = deque()  # at most one between two calls of `step`
         self._num_barren_steps = 0
         self._next_integrity_check_s = 0.0
         self._integrity_alarms = 0
@@ -53,22 +60,22 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return bool(self._launched) or self._scheduler.has_work
 
     def step(self) -> list[SequenceOutput]:
         """Computes one batch and returns what it did for each sequence that drew a token or ended."""
-        started = time.perf_counter()
-        step = self._last_step = self._scheduler.schedule()
-        self._seconds["schedule"] += time.perf_counter() - started
-        if not step.scheduled:
+        if not self._runner.runs_ahead:
+            step = self._schedule()
+            return self._finish(step, lambda: self._runner.run(step)) if step.scheduled else []
+        if not self._launched:
+            self._launch(self._schedule())
+        if not self._launched:
             return []
-        try:
-            sampled = self._runner.run(step)
-        except Exception:
-            log.exception("step %d failed; its %d sequences are tried one by one", step.number, len(step.scheduled))
-            return self._run_one_by_one(step)
-        self._num_barren_steps = 0
-        return self._commit(step, sampled)
+        step, launched = self._launched.popleft()
+        if self._scheduler.can_run_ahead(step):
+            self._scheduler.assume(step)
+            self._launch(self._schedule())
+        return self._finish(step, launched.result)
 
     @property
     def preemptions(self) -> list[Preemption]:
@@ -163,6 +170,42 @@ class Engine:
             log.exception("KV bookkeeping drifted; all cached blocks are dropped and the pool starts afresh")
             self._scheduler.blocks.reset()
 
+    def _schedule(self) -> Step:
+        started = time.perf_counter()
+        self._last_step = self._scheduler.schedule()
+        self._seconds["schedule"] += time.perf_counter() - started
+        return self._last_step
+
+    def _launch(self, step: Step) -> None:
+        if step.scheduled:
+            self._scheduler.blocks.hold_releases(step.number)
+            self._launched.append((step, self._runner.launch(step)))
+
+    def _finish(self, step: Step, result: Callable[[], list[Sampled]]) -> list[SequenceOutput]:
+        try:
+            sampled = result()
+        except Exception as error:
+            log.exception("step %d failed; its %d sequences are tried one by one", step.number, len(step.scheduled))
+            self._give_up_launched(step)
+            self._runner.check_device()
+            if _is_out_of_memory(error):
+                self._scheduler.budget.shrink(step.num_scheduled_tokens)
+                log.warning("steps hold at most %d tokens for a while", self._scheduler.budget.tokens)
+            return self._run_one_by_one(step)
+        self._num_barren_steps = 0
+        return self._commit(step, sampled)
+
+    def _give_up_launched(self, failed: Step) -> None:
+        """Nothing that was formed on the results of `failed` counts: its sequences are scheduled again."""
+        while self._launched:
+            step, launched = self._launched.popleft()
+            with suppress(Exception):
+                launched.result()
+            failed.block_copies += step.block_copies
+            self._scheduler.blocks.step_finished(step.number)
+        self._scheduler.blocks.step_finished(failed.number)
+        self._scheduler.withdraw(failed)
+
     def _commit(self, step: Step, sampled: list[Sampled]) -> list[SequenceOutput]:
         started = time.perf_counter()
         outputs = self._scheduler.commit(step, sampled)
@@ -180,10 +223,10 @@ class Engine:
         outputs: list[SequenceOutput] = []
         fault: Exception | None = None
         num_computed = 0
-        for item in step.scheduled:
+        for item in [item for item in step.scheduled if item.sequence.state is not SequenceState.FINISHED]:
             alone = Step(step.number, [item], step.block_copies)
             try:
-                sampled = self._runner.run(alone)
+                sampled = self._run_in_pieces(alone)
             except Exception as error:
                 log.exception("request %s failed alone", item.sequence.request.request_id)
                 fault = error
@@ -196,13 +239,36 @@ class Engine:
             raise fault
         return outputs
 
+    def _run_in_pieces(self, alone: Step) -> list[Sampled]:
+        """One sequence's chunk; when it needs more memory than there is, as two halves one after the other."""
+        try:
+            return self._runner.run(alone)
+        except Exception as error:
+            (item,) = alone.scheduled
+            half = (item.num_scheduled_tokens - len(item.draft_token_ids)) // 2
+            if half < LEAST_PIECE_TOKENS or not _is_out_of_memory(error):
+                raise
+        log.warning("request %s goes on in halves of its chunk", item.sequence.request.request_id)
+        rest = item.num_scheduled_tokens - half
+        first = ScheduledSequence(item.sequence, item.start, half)
+        second = ScheduledSequence(item.sequence, item.start + half, rest, item.samplers, item.draft_token_ids)
+        self._run_in_pieces(Step(alone.number, [first], alone.block_copies))
+        return self._run_in_pieces(Step(alone.number, [second], alone.block_copies))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises its own subclass of RuntimeError, which must not be imported here; a CPU raises MemoryError or a
+    # RuntimeError that names its allocator.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
 
 def _describe_fault(error: Exception) -> tuple[str, str]:
     if isinstance(error, EngineError):
         return error.code, error.message
-    # torch raises its own subclass of RuntimeError, which must not be imported here; a CPU raises MemoryError or a
-    # RuntimeError that names its allocator.
-    text = str(error)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
+    if _is_out_of_memory(error):
         return "out_of_memory", "the device ran out of memory in this request's step; shorten the prompt or try later"
     return "internal", f"the step failed with {type(error).__name__}; the daemon's log has the trace"

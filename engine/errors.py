@@ -10,5 +10,9 @@ class EngineError(Exception):
         self.message = message
 
 
+class DeviceLostError(RuntimeError):
+    """The device answers nothing any more; only a new process can use it again, if it comes back at all."""
+
+
 class IntegrityError(RuntimeError):
     """The engine's own bookkeeping contradicts itself: a fault of pagedd, never of a request."""

@@ -25,7 +25,7 @@ from pagedd.engine.request import Request
 from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT, Sampler
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
-from pagedd.engine.step import Sampled, ScheduledSequence, Step
+from pagedd.engine.step import Runner, Sampled, ScheduledSequence, Step
 from pagedd.kernels import ops
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
@@ -39,7 +39,7 @@ DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
 MIN_DRAWN_TOGETHER, MAX_DRAWN_TOGETHER = 32, 64
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """The real `Runner`. `seconds` sums prepare, forward and sample over all steps."""
 
     def __init__(self, model: Model, storage: KVStorage, sampler: Sampler, device: torch.device) -> None:

@@ -7,6 +7,10 @@ Owns every `Sequence` and the only `BlockManager`. Doesn't know models, tensors 
 A step is formed anew each time. Running sequences that decode come first; what is left of the token budget goes to
 prefill chunks, running and newly admitted, in order of urgency. The most urgent running sequence can always take blocks
 from the least urgent one, so some sequence advances in every step.
+
+A device that works by itself need not wait for this: while a step is on its way, `assume` goes on as if it had come
+back, with `PENDING` for what it draws, and the next one is formed. Nobody is preempted in that one, and blocks that are
+released stay out of the pool until the steps that name them have finished (`BlockManager.hold_releases`).
 """
 
 import itertools
@@ -23,9 +27,10 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.policy import WaitingQueue, due_s, urgency
 from pagedd.engine.request import FinishReason, Preemption, Request, SequenceOutput
-from pagedd.engine.sequence import Sequence, SequenceState
+from pagedd.engine.sequence import PENDING, Sequence, SequenceState
 from pagedd.engine.speculation import PromptLookup
 from pagedd.engine.step import Sampled, ScheduledSequence, Step
+from pagedd.engine.token_budget import TokenBudget
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +78,9 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._orders = itertools.count()
         self._lookup = PromptLookup(config.num_speculative_tokens)
+        self.budget = TokenBudget(config.max_num_batched_tokens)
+        self._assumed: Step | None = None
+        self._wants_blocks_back = False  # the last step had no room for somebody who may take it from others
 
     # --- requests come and go -----------------------------------------------------------------------------------------
 
@@ -170,18 +178,49 @@ class Scheduler:
     # --- a step goes out ----------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """Forms the next batch. Empty only when nothing is live."""
+        """Forms the next batch. Empty only when nothing is live, or when all of it depends on a step not yet back."""
         step = Step(number=self.counters.steps)
         self.preemptions = []
-        budget = self._schedule_decodes(step, self.config.max_num_batched_tokens)
+        self._wants_blocks_back = False
+        budget = self._schedule_decodes(step, self.budget.tokens)
         self._schedule_prefills(step, budget)
         self.num_scheduled_tokens = step.num_scheduled_tokens
         self.counters.steps += bool(step.scheduled)
         return step
 
+    def can_run_ahead(self, step: Step) -> bool:
+        """Whether the next step may be formed while `step`, the only one on its way, is not back.
+
+        Not when somebody wants blocks or a seat that others hold. Nor when what comes next depends on the tokens
+        themselves: on guesses, penalties, or choices that begin with a finished prompt.
+        """
+        return not self._wants_blocks_back and all(
+            not item.draft_token_ids
+            and len(item.samplers) <= 1
+            and not (item.samplers and item.sequence.request.params.needs_token_counts)
+            for item in step.scheduled
+        )
+
+    def assume(self, step: Step) -> None:
+        """Goes on as if `step` had come back. `commit` or `withdraw` must follow once it has, or failed."""
+        self._assumed = step
+        for item in step.scheduled:
+            if item.sequence.state is not SequenceState.FINISHED:
+                item.sequence.num_computed_tokens = item.start + item.num_scheduled_tokens
+                item.sequence.token_ids += [PENDING] * len(item.samplers)
+
+    def withdraw(self, step: Step) -> None:
+        """Takes back what `assume` may have said of a step that failed. Nothing formed since may be on its way."""
+        assumed, self._assumed = self._assumed, None
+        for item in step.scheduled if assumed is step else ():
+            if item.sequence.state is not SequenceState.FINISHED:
+                item.sequence.num_computed_tokens = item.start
+                del item.sequence.token_ids[len(item.sequence.token_ids) - len(item.samplers) :]
+
     def _schedule_decodes(self, step: Step, budget: int) -> int:
-        decodes = [s for s in self._running if s.is_decoding]
-        prompts = [s for s in (self._waiting.peek(), *self._running) if s is not None and not s.is_decoding]
+        seated = [s for s in self._running if not s.has_all_tokens]
+        decodes = [s for s in seated if s.is_decoding]
+        prompts = [s for s in (self._waiting.peek(), *seated) if s is not None and not s.is_decoding]
         # A prompt that is more urgent than somebody who decodes must not wait until decodes leave it a token.
         presses = bool(decodes and prompts) and urgency(min(prompts, key=urgency)) < urgency(decodes[-1])
         num_kept = int(presses and budget > 1)
@@ -189,7 +228,7 @@ class Scheduler:
             if budget > num_kept and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
                 self._enter(step, sequence, 1)
                 budget -= 1
-        return budget - self._add_guesses(step, budget)
+        return budget - (self._add_guesses(step, budget) if self._assumed is None else 0)
 
     def _add_guesses(self, step: Step, budget: int) -> int:
         """Lets the step's sequences, each with its token, compute guesses as well; returns how many in all.
@@ -220,7 +259,7 @@ class Scheduler:
         return sum(max(1, self.blocks.num_missing_blocks(s, s.num_tokens)) for s in self._running)
 
     def _schedule_prefills(self, step: Step, budget: int) -> None:
-        running = deque(s for s in self._running if not s.is_decoding)
+        running = deque(s for s in self._running if not s.is_decoding and not s.has_all_tokens)
         halved: ScheduledSequence | None = None
         while budget > 0 and (sequence := self._next_prefill(running, step)) is not None:
             chunk = min(sequence.num_uncomputed_tokens, budget)
@@ -231,7 +270,7 @@ class Scheduler:
             if self._grow(sequence, chunk, step):
                 self._enter(step, sequence, chunk)
                 halved = step.scheduled[-1] if shares else halved
-            budget = self.config.max_num_batched_tokens - step.num_scheduled_tokens
+            budget = self.budget.tokens - step.num_scheduled_tokens
         if halved is not None and halved in step.scheduled and budget > 0:
             self._extend(step, halved, budget)
 
@@ -272,12 +311,14 @@ class Scheduler:
     def _grow(self, sequence: Sequence, num_tokens: int, step: Step) -> bool:
         """Room for the next `num_tokens` of a running sequence, if need be at the cost of less urgent running ones.
 
-        One that finds no room keeps its blocks and sits this step out; only a more urgent one may take them.
+        One that finds no room keeps its blocks and sits this step out; only a more urgent one may take them, and not
+        while a step is on its way.
         """
         target = sequence.num_computed_tokens + num_tokens
         while (copies := self.blocks.grow(sequence, target)) is None:
             victim = self._running[-1]
-            if victim is sequence:
+            self._wants_blocks_back |= self._assumed is not None
+            if victim is sequence or self._assumed is not None:
                 return False
             self._preempt(victim, step, sequence, "blocks")
         step.block_copies += copies
@@ -299,6 +340,9 @@ class Scheduler:
         if self._running and (lacking_seats > 0 or lacking_blocks > 0):
             victims = self._victims_for(sequence, lacking_seats, lacking_blocks)
             if victims is None:
+                return False
+            if self._assumed is not None:
+                self._wants_blocks_back = True
                 return False
             for victim in victims:
                 self._preempt(victim, step, sequence, "seat" if lacking_seats > 0 else "blocks")
@@ -356,10 +400,14 @@ class Scheduler:
 
     def commit(self, step: Step, sampled: list[Sampled]) -> list[SequenceOutput]:
         """Takes in what a step computed. `sampled` has each item's `num_draws` tokens, in order."""
+        self._assumed = None
         outputs: list[SequenceOutput] = []
         draws = iter(sampled)
         for item in step.scheduled:
             sequence = item.sequence
+            if sequence.state is SequenceState.FINISHED:  # since the step was launched
+                list(islice(draws, item.num_draws))
+                continue
             if item.draft_token_ids:
                 outputs.append(self._verify(item, list(islice(draws, item.num_draws))))
                 continue
@@ -368,10 +416,12 @@ class Scheduler:
             sequence.num_computed_tokens = end
             self.blocks.index_full_blocks(sequence)
             drawn = [(sampler, next(draws)) for sampler in item.samplers]
-            if drawn and sequence.num_output_tokens == 0:
+            if drawn and end == sequence.num_prompt_tokens:
                 self.counters.prompt_tokens += sequence.num_prompt_tokens
                 self._fork(sequence, [sampler for sampler, _ in drawn[1:]])
             outputs += [self._take_token(sampler, draw) for sampler, draw in drawn]
+        self.blocks.step_finished(step.number)
+        self.budget.note_step()
         return outputs
 
     def _verify(self, item: ScheduledSequence, draws: list[Sampled]) -> SequenceOutput:
@@ -426,6 +476,8 @@ class Scheduler:
         if draw.error_code is not None:
             self.blocks.distrust(sequence)
             return self.fail(sequence, draw.error_code, "the model's logits are not finite; the request was ended")
+        if sequence.token_ids[-1] == PENDING:
+            sequence.token_ids.pop()
         sequence.token_ids.append(draw.token_id)
         self.counters.generation_tokens += 1
         output = self._output(sequence, [draw.token_id], self._finish_reason(sequence, draw.token_id))

@@ -10,6 +10,9 @@ from pagedd.engine.kv.prefix_cache import CachedBlock
 from pagedd.engine.request import Request
 
 
+PENDING = -1  # in place of a token that a launched step draws: only the device knows it
+
+
 class SequenceState(Enum):
     WAITING = "waiting"  # never started, holds no block
     RUNNING = "running"  # has a seat; prefilling or decoding
@@ -22,7 +25,7 @@ class Sequence:
     """One choice of one request.
 
     Attributes:
-        token_ids: prompt, then output.
+        token_ids: prompt, then output. The last may be `PENDING`, within a step of an engine that runs ahead.
         num_computed_tokens: KV of tokens [0, num_computed) is written; [num_computed, num_tokens) is still to compute.
         num_cached_tokens: prompt tokens found in the prefix cache when blocks were first attached; None before that.
         block_table: physical block of each logical block; covers at least [0, num_computed).
@@ -70,6 +73,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """One token to compute and at least one produced: the next step yields a token."""
         return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """As many as it may have; it ends when the last of them is known."""
+        return self.num_output_tokens >= self.request.params.max_tokens
 
     @property
     def output_token_ids(self) -> list[int]:

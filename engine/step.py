@@ -1,5 +1,6 @@
 """One step of the engine: what the scheduler hands to the runner, and what comes back. No torch."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,14 +63,37 @@ class Sampled:
     error_code: str | None = None
 
 
-class Runner(Protocol):
+class LaunchedStep(Protocol):
+    """A step on its way through the device."""
+
+    def result(self) -> list[Sampled]:
+        """Waits; what `Runner.run` returns. Raises what the launch or the device failed with."""
+        ...
+
+
+class Runner(ABC):
     """Whatever computes a step: the real model (`runner.py`), or a fake in tests.
 
-    `seconds` sums the time of each part of all steps: prepare, forward, sample.
+    Attributes:
+        seconds: sums the time of each part of all steps: prepare, forward, sample.
+        runs_ahead: has a `launch` that returns before the step is computed.
     """
 
-    seconds: dict[str, float]
+    runs_ahead = False
 
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @abstractmethod
     def run(self, step: Step) -> list[Sampled]:
         """Returns `num_draws` tokens for each of `step.scheduled`, in order."""
-        ...
+
+    def launch(self, step: Step) -> LaunchedStep:
+        """Starts a step; they are computed in the order of their launch. Raises nothing: `result` does.
+
+        A `PENDING` token is the one that the step launched before draws for that sequence.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not run ahead")
+
+    def check_device(self) -> None:  # noqa: B027 (nothing to check is the rule)
+        """After a fault. Raises `DeviceLostError` when the device answers nothing any more, whoever asks."""

@@ -5,7 +5,7 @@ scheduler's simulation and its tests run on it without a model. The bytes themse
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from pagedd.engine.errors import IntegrityError
@@ -38,6 +38,8 @@ class BlockManager:
         self.pool = BlockPool(num_blocks, clock=clock)
         self.prefix_cache = PrefixCache(tuple(namespace), hasher)
         self.evictions_total = 0
+        self._newest_launched: int | None = None
+        self._held: deque[tuple[int, int]] = deque()  # (step that must finish first, block), in order of release
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -134,11 +136,25 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Gives back every block of `sequence`. Reversed, so that a prompt's tail is evicted before its head."""
         for block_id in reversed(sequence.block_table):
-            self._release(block_id)
+            if self._newest_launched is None:
+                self._release(block_id)
+            else:
+                self._held.append((self._newest_launched, block_id))
         sequence.block_table = []
         sequence.num_computed_tokens = 0
         sequence.num_indexed_blocks = 0
         sequence.last_indexed = None
+
+    def hold_releases(self, step: int) -> None:
+        """Step `step` is on its way and may write to any block it names: none returns to the pool before it is back."""
+        self._newest_launched = step
+
+    def step_finished(self, step: int) -> None:
+        """Gives the pool what was released before `step` or an earlier one had finished."""
+        if self._newest_launched == step:
+            self._newest_launched = None
+        while self._held and self._held[0][0] <= step:
+            self._release(self._held.popleft()[1])
 
     def distrust(self, sequence: Sequence) -> None:
         """Takes what `sequence` computed out of the index: its numbers are broken, and nobody may begin with them."""
@@ -184,11 +200,13 @@ class BlockManager:
         """Forgets every content and reference. Only for an engine without a live sequence."""
         self.pool = BlockPool(self.pool.num_blocks, clock=self._clock)
         self.prefix_cache.clear()
+        self._held.clear()
+        self._newest_launched = None
 
     def check_integrity(self, live: Iterable[Sequence]) -> None:
         """Raises `IntegrityError` unless pool, index and the block tables of all `live` sequences agree."""
         self.pool.check_integrity()
-        references: Counter[int] = Counter()
+        references: Counter[int] = Counter(block_id for _, block_id in self._held)
         for sequence in live:
             references.update(sequence.block_table)
             if len(sequence.block_table) * self.block_size < sequence.num_computed_tokens:

@@ -7,10 +7,10 @@ from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.scheduler import Scheduler
-from pagedd.engine.step import Sampled, Step
+from pagedd.engine.step import Runner, Sampled, Step
 
 
-class SteadyRunner:
+class SteadyRunner(Runner):
     """Claims 1 ms to prepare, 1 s to compute a prompt's step and 20 ms any other, 3 ms to sample."""
 
     def __init__(self) -> None:

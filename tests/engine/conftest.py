@@ -11,7 +11,7 @@ from pagedd.engine.kv.prefix_cache import Hasher, blake2b_digest
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
-from pagedd.engine.step import Sampled, Step
+from pagedd.engine.step import Runner, Sampled, Step
 
 VOCAB = 50
 
@@ -21,13 +21,13 @@ def next_token(context: list[int], choice_index: int) -> int:
     return zlib.crc32(bytes(context[-2:]) + bytes([choice_index])) % VOCAB % 9
 
 
-class TokenRunner:
+class TokenRunner(Runner):
     """Writes token ids into slots and reads the whole context back through the block table, as attention would."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
-        self.seconds: dict[str, float] = {}
+        super().__init__()
         self.num_computed = 0
         self.copied: list[tuple[int, int]] = []  # every block copy so far
 

@@ -9,10 +9,10 @@ from pagedd.engine.engine import MAX_BARREN_STEPS, Engine
 from pagedd.engine.errors import EngineError
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
-from pagedd.engine.step import Sampled
+from pagedd.engine.step import Runner, Sampled
 
 
-class FaultyRunner:
+class FaultyRunner(Runner):
     """Passes steps on unless one of `culprits` is in them; `nan` requests draw no token."""
 
     def __init__(self, runner) -> None:

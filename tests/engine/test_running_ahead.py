@@ -1,0 +1,223 @@
+"""Steps that are formed before the one before them is back, on a device that finishes each as late as it can."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from pagedd.engine.engine import Engine
+from pagedd.engine.request import Request
+from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.sequence import PENDING, Sequence
+from pagedd.engine.step import LaunchedStep, Sampled, ScheduledSequence, Step
+
+from .conftest import Bench, TokenRunner, cold_output, next_token
+
+
+@dataclass
+class Launched:
+    """What the device was told: everything is copied at the launch, as a kernel's arguments are."""
+
+    device: "LateRunner"
+    items: list[tuple[Sequence, int, list[int], list[int], list[int]]]  # start, token ids, block table, choices
+    copies: list[tuple[int, int]]
+    sampled: list[Sampled] | None = None
+    fault: Exception | None = None
+
+    def result(self) -> list[Sampled]:
+        self.device.compute_until(self)
+        if self.fault is not None:
+            raise self.fault
+        assert self.sampled is not None
+        return self.sampled
+
+    @property
+    def blocks(self) -> set[int]:
+        return {block for _, _, _, table, _ in self.items for block in table}
+
+
+class LateRunner(TokenRunner):
+    """Computes a launched step only when somebody waits for it, which is after the next one was launched."""
+
+    runs_ahead = True
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.on_its_way: list[Launched] = []
+        self.launch_faults: list[Exception] = []
+        self.result_faults: list[Exception] = []
+        self.most_on_its_way = 0
+        self._drawn: dict[Sequence, int] = {}
+
+    def launch(self, step: Step) -> LaunchedStep:
+        launched = Launched(self, [self._told(item) for item in step.scheduled], list(step.block_copies))
+        step.block_copies.clear()
+        launched.fault = self.launch_faults.pop() if self.launch_faults else None
+        self.on_its_way.append(launched)
+        self.most_on_its_way = max(self.most_on_its_way, len(self.on_its_way))
+        return launched
+
+    def compute_until(self, last: Launched) -> None:
+        while last in self.on_its_way:
+            launched = self.on_its_way.pop(0)
+            if self.result_faults:
+                launched.fault = self.result_faults.pop()
+            if launched.fault is None:
+                launched.sampled = self._compute(launched)
+
+    @staticmethod
+    def _told(item: ScheduledSequence) -> tuple[Sequence, int, list[int], list[int], list[int]]:
+        table = list(item.sequence.block_table)
+        return item.sequence, item.start, list(item.token_ids), table, [s.choice_index for s in item.samplers]
+
+    def _compute(self, launched: Launched) -> list[Sampled]:
+        size, sampled, drawn = self.block_size, [], {}
+        for source, target in launched.copies:
+            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+        for sequence, start, token_ids, table, _ in launched.items:
+            for i, token_id in enumerate(token_ids, start):
+                known = self._drawn[sequence] if token_id == PENDING else token_id
+                self.slots[table[i // size] * size + i % size] = known
+        for sequence, start, token_ids, table, choices in launched.items:
+            context = [self.slots[table[i // size] * size + i % size] for i in range(start + len(token_ids))]
+            for choice in choices:
+                drawn[sequence] = next_token(context, choice)
+                sampled.append(Sampled(drawn[sequence]))
+        self._drawn = drawn
+        return sampled
+
+
+class Ahead:
+    """An engine on a late device; checks after each step that no block of a launched step is anybody else's to take."""
+
+    def __init__(self, **settings: object) -> None:
+        self.bench = Bench(num_speculative_tokens=0, **settings)  # type: ignore[arg-type]
+        self.device = LateRunner(self.bench.blocks.pool.num_blocks, self.bench.blocks.block_size)
+        self.engine = Engine(self.device, self.bench.scheduler, clock=lambda: self.bench.now)
+        self.tokens: dict[str, list[int]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def add(self, name: str, prompt: list[int], max_tokens: int = 4, priority: int = 0, **params: object) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+        self.engine.add(Request(request_id=name, prompt_token_ids=prompt, params=sampling, priority=priority))
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            assert output.request_id not in self.reasons, "a request ended twice"
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.reasons[output.request_id] = output.finish_reason
+        pool = self.bench.blocks.pool
+        for launched in self.device.on_its_way:
+            assert all(pool.ref_count(block) for block in launched.blocks), "a launched step's block is in the pool"
+        self.engine.check_integrity()
+
+    def drain(self) -> None:
+        while self.engine.has_work:
+            self.step()
+
+
+def until_stop(prompt: list[int], max_tokens: int, stops: tuple[int, ...] = ()) -> list[int]:
+    tokens = cold_output(prompt, max_tokens)
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[:end]
+
+
+def test_the_next_step_is_launched_before_the_one_before_is_back() -> None:
+    ahead = Ahead()
+    ahead.add("a", [1, 2, 3], max_tokens=5)
+    ahead.add("b", [4, 5], max_tokens=3)
+    ahead.drain()
+    assert ahead.device.most_on_its_way == 2
+    assert ahead.tokens == {"a": until_stop([1, 2, 3], 5), "b": until_stop([4, 5], 3)}
+
+
+def test_no_step_is_launched_for_sequences_that_are_certain_to_end() -> None:
+    ahead = Ahead()
+    ahead.add("a", [1, 2, 3], max_tokens=1)
+    ahead.step()
+    assert ahead.reasons == {"a": "length"}
+    assert not ahead.engine.has_work
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_answers_equal_those_of_an_engine_that_waits(seed: int) -> None:
+    draw = random.Random(seed)
+    ahead = Ahead(num_blocks=draw.choice([8, 12, 40]), max_num_seqs=draw.choice([2, 5]), max_num_batched_tokens=12)
+    wanted: dict[str, list[int]] = {}
+    for number in range(24):
+        name, prompt = str(number), [draw.randrange(3) for _ in range(draw.randint(1, 14))]
+        max_tokens, stops = draw.randint(1, 9), tuple(draw.sample(range(9), 2))
+        ahead.add(name, prompt, max_tokens, priority=draw.choice([-50, 0, 50]), stop_token_ids=stops)
+        wanted[name] = until_stop(prompt, max_tokens, stops)
+        ahead.bench.now += draw.random()
+        for _ in range(draw.randint(0, 3)):
+            ahead.step()
+        if draw.random() < 0.2:
+            gone = draw.choice(sorted(wanted))
+            if ahead.engine.abort(gone):
+                wanted[gone] = ahead.tokens.setdefault(gone, [])
+    ahead.drain()
+    assert ahead.tokens | {name: [] for name in wanted if name not in ahead.tokens} == wanted
+    pool = ahead.bench.blocks.pool
+    assert pool.num_free + pool.num_cached == pool.num_blocks
+
+
+def test_an_aborted_sequences_blocks_come_back_when_its_step_has_finished() -> None:
+    ahead = Ahead(enable_prefix_caching=False)
+    ahead.add("a", [1, 2, 3, 4, 5], max_tokens=9)
+    ahead.step()
+    assert ahead.device.on_its_way
+    ahead.engine.abort("a")
+    pool = ahead.bench.blocks.pool
+    assert pool.num_used == 2
+    ahead.step()
+    assert pool.num_used == 0
+    assert not ahead.engine.has_work
+
+
+def test_a_block_is_cached_only_when_the_step_that_fills_it_is_back() -> None:
+    ahead = Ahead()
+    ahead.add("a", [1, 2, 3], max_tokens=4)
+    ahead.step()  # the token of slot 3 is on its way; its block of 4 will be full
+    assert len(ahead.bench.blocks.prefix_cache) == 0
+    ahead.step()
+    assert len(ahead.bench.blocks.prefix_cache) == 1
+
+
+def test_an_urgent_arrival_gets_its_blocks_once_the_step_on_its_way_is_back() -> None:
+    ahead = Ahead(num_blocks=4, max_num_seqs=1)
+    ahead.add("slow", [1, 2, 3], max_tokens=8, priority=-100)
+    ahead.step()
+    ahead.add("urgent", [4, 5, 6], max_tokens=2, priority=100)
+    ahead.drain()
+    assert list(ahead.reasons) == ["urgent", "slow"]
+    assert ahead.tokens == {"urgent": until_stop([4, 5, 6], 2), "slow": until_stop([1, 2, 3], 8)}
+
+
+def test_what_depends_on_the_tokens_themselves_waits_for_them() -> None:
+    ahead = Ahead()
+    ahead.add("a", [1, 2, 3], max_tokens=4, repetition_penalty=1.5)
+    ahead.drain()
+    assert ahead.device.most_on_its_way == 1
+    ahead.add("b", [1, 2, 3], max_tokens=4, n=2)
+    ahead.step()
+    assert ahead.device.most_on_its_way == 1
+
+
+@pytest.mark.parametrize("where", ["launch_faults", "result_faults"])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_a_failed_step_costs_nothing_but_time(where: str, num_steps: int) -> None:
+    ahead = Ahead(num_blocks=20)
+    for name, prompt in (("a", [1, 2]), ("b", [3, 4, 5, 6, 7]), ("c", [8])):
+        ahead.add(name, prompt, max_tokens=6)
+    for _ in range(num_steps):
+        ahead.step()
+    getattr(ahead.device, where).append(RuntimeError("kernel"))
+    ahead.drain()
+    assert ahead.tokens == {
+        "a": until_stop([1, 2], 6),
+        "b": until_stop([3, 4, 5, 6, 7], 6),
+        "c": until_stop([8], 6),
+    }
+    assert ahead.bench.blocks.pool.num_used == 0
