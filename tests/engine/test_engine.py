@@ -6,7 +6,7 @@ import random
 import pytest
 
 from pagedd.engine.engine import MAX_BARREN_STEPS, Engine
-from pagedd.engine.errors import EngineError
+from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.step import Runner, Sampled
@@ -120,6 +120,61 @@ def test_a_device_that_computes_nothing_any_more_is_given_up(life) -> None:
         if i < MAX_BARREN_STEPS - 1:
             engine.step()
     with pytest.raises(RuntimeError, match="device lost"):
+        engine.step()
+
+
+class TightRunner(Runner):
+    """Has memory for so many tokens at once."""
+
+    def __init__(self, runner: Runner, num_tokens: int) -> None:
+        super().__init__()
+        self.runner = runner
+        self.num_tokens = num_tokens
+        self.sizes: list[int] = []
+
+    def run(self, step):
+        self.sizes.append(step.num_scheduled_tokens)
+        if step.num_scheduled_tokens > self.num_tokens:
+            raise MemoryError
+        return self.runner.run(step)
+
+
+def test_a_chunk_too_large_for_the_memory_is_computed_in_halves_and_later_ones_are_smaller(bench, cold) -> None:
+    b = bench(num_blocks=200, max_num_batched_tokens=600, max_model_len=700)
+    runner = TightRunner(b.runner, 200)
+    engine = Engine(runner, b.scheduler)
+    prompts = {"long": [i % 9 for i in range(600)], "short": [7, 8]}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    outputs = drain(engine)
+    assert {name: tokens(outputs[name]) for name in prompts} == {name: cold(p, 4) for name, p in prompts.items()}
+    engine.add(request("next", prompts["long"][::-1]))
+    runner.sizes.clear()
+    drain(engine)
+    assert max(runner.sizes) <= 300
+
+
+def test_a_request_that_memory_cannot_hold_in_the_smallest_pieces_fails_alone(bench, cold) -> None:
+    b = bench(num_blocks=40, max_num_batched_tokens=600, max_model_len=100)
+    engine = Engine(TightRunner(b.runner, 4), b.scheduler)
+    engine.add(request("long", list(range(40))))
+    engine.add(request("short", [7, 8]))
+    outputs = drain(engine)
+    assert outputs["long"][-1].error_code == "out_of_memory"
+    assert tokens(outputs["short"]) == cold([7, 8], 4)
+
+
+def test_a_lost_device_is_given_up_at_once(life) -> None:
+    engine, runner, _ = life
+
+    def check_device() -> None:
+        raise DeviceLostError("the GPU has fallen off the bus")
+
+    runner.check_device = check_device
+    runner.culprits["a"] = RuntimeError("CUDA error: unspecified launch failure")
+    engine.add(request("a", [1]))
+    engine.add(request("b", [2]))
+    with pytest.raises(DeviceLostError):
         engine.step()
 
 
