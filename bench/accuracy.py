@@ -39,10 +39,12 @@ from tokenizers import Tokenizer
 from pagedd.bench.reference_model import load_reference
 from pagedd.bench.report import Cell, print_report
 from pagedd.daemon.models import pull_model, resolve_model
+from pagedd.engine.batch import build_batch
 from pagedd.engine.config import EngineConfig
+from pagedd.engine.create import create_runner
 from pagedd.engine.errors import EngineError
 from pagedd.engine.request import Request
-from pagedd.engine.runner import ModelRunner, build_batch, create_runner
+from pagedd.engine.runner import ModelRunner
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence as EngineSequence
 from pagedd.engine.step import ScheduledSequence

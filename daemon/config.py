@@ -93,6 +93,12 @@ class DaemonConfig:
     num_speculative_tokens: int = setting(
         7, "Longest guess at a sequence's next tokens, from its own text; 0 is off.", minimum=0, maximum=64
     )
+    async_scheduling: str = setting(
+        "auto",
+        "Form the next step while the device computes one; auto does on a GPU.",
+        choices=("auto", "on", "off"),
+    )
+    enforce_eager: bool = setting(False, "Launch each kernel of a step by itself, without CUDA graphs.")
     # Limits at the door
     max_queued_requests: int = setting(
         1024, "Requests that may wait; more are refused with 429.", minimum=1, maximum=1_000_000
@@ -142,6 +148,8 @@ class DaemonConfig:
             device=self.device,
             dtype=self.dtype,
             weight_dtype=self.weight_dtype,
+            async_scheduling=self.async_scheduling,
+            enforce_eager=self.enforce_eager,
             kv_cache_dtype=self.kv_cache_dtype,
             block_size=self.block_size,
             num_blocks=self.num_blocks,

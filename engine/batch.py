@@ -1,8 +1,16 @@
-"""A step as tensors: what the model and the attention kernels read. Built by `runner.py` from a `Step`."""
+"""A step as tensors: what the model and the attention kernels read, and how it is made of a `Step`."""
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from pagedd.engine.sequence import PENDING, Sequence
+from pagedd.engine.step import ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,3 +50,61 @@ class Batch:
     positions: torch.Tensor
     logits_rows: torch.Tensor
     attention: AttentionMetadata
+
+
+def build_batch(
+    scheduled: list[ScheduledSequence],
+    block_size: int,
+    device: torch.device,
+    drawn_rows: Mapping[Sequence, int] | None = None,
+) -> Batch:
+    """The step's tokens, flattened: sequences with one token first. `logits_rows` is in the order of `scheduled`.
+
+    In place of a `PENDING` token is −1 − row, the row that `drawn_rows` has for the sequence.
+    """
+    ordered = sorted(scheduled, key=lambda item: item.num_scheduled_tokens != 1)  # stable
+    starts = np.array([item.start for item in ordered], dtype=np.int64)
+    query_lens = np.array([item.num_scheduled_tokens for item in ordered], dtype=np.int64)
+    context_lens = starts + query_lens
+    query_starts = np.zeros(len(ordered) + 1, dtype=np.int64)
+    np.cumsum(query_lens, out=query_starts[1:])
+
+    num_blocks = -(-context_lens // block_size)
+    block_tables = np.zeros((len(ordered), int(num_blocks.max())), dtype=np.int32)
+    for row, (item, count) in enumerate(zip(ordered, num_blocks.tolist(), strict=True)):
+        block_tables[row, :count] = item.sequence.block_table[:count]
+
+    owners = np.repeat(np.arange(len(ordered)), query_lens)  # which sequence each token belongs to
+    positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], query_lens)
+    slots = block_tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    tokens = np.fromiter(
+        itertools.chain.from_iterable(item.token_ids for item in ordered), dtype=np.int64, count=int(query_starts[-1])
+    )
+    if drawn_rows:
+        for row in np.flatnonzero(tokens == PENDING).tolist():
+            tokens[row] = -1 - drawn_rows[ordered[owners[row]].sequence]
+    end_rows = {id(item): row for item, row in zip(ordered, query_starts[1:].tolist(), strict=True)}
+    logits_rows = [
+        row
+        for item in scheduled
+        if item.samplers
+        for row in range(end_rows[id(item)] - 1 - len(item.draft_token_ids), end_rows[id(item)])
+    ]
+
+    def tensor(values: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(values).to(device, dtype, non_blocking=True)
+
+    return Batch(
+        token_ids=tensor(tokens, torch.int64),
+        positions=tensor(positions, torch.int64),
+        logits_rows=tensor(np.array(logits_rows, dtype=np.int64), torch.int64),
+        attention=AttentionMetadata(
+            query_starts=tensor(query_starts, torch.int32),
+            context_lens=tensor(context_lens, torch.int32),
+            block_tables=tensor(block_tables, torch.int32),
+            slot_mapping=tensor(slots, torch.int64),
+            max_query_len=int(query_lens.max()),
+            max_context_len=int(context_lens.max()),
+            num_decodes=int(np.count_nonzero(query_lens == 1)),
+        ),
+    )

@@ -24,6 +24,8 @@ class EngineConfig:
         scheduling_policy: `priority`, or `fcfs` which ignores priorities.
         ageing_s_per_point: seconds of waiting that outweigh one point of priority, so that every wait is bounded.
         num_speculative_tokens: longest guess at a sequence's next tokens from its own text; 0 guesses nothing.
+        async_scheduling: form the next step while the device computes one: `auto` (on a GPU), `on` or `off`.
+        enforce_eager: no CUDA graphs.
         num_threads: torch threads on a CPU; None is the number of physical cores.
     """
 
@@ -42,6 +44,8 @@ class EngineConfig:
     scheduling_policy: str = "priority"
     ageing_s_per_point: float = 0.5
     num_speculative_tokens: int = 7
+    async_scheduling: str = "auto"
+    enforce_eager: bool = False
     num_threads: int | None = None
 
 

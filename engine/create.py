@@ -1,20 +1,39 @@
-"""From settings to a running engine: model, pool, scheduler, put together once.
+"""From settings to a running engine: model, pool, graphs, scheduler, put together once.
 
 The only place that knows all of them. Imports torch; `engine.py` and the scheduler do not.
 """
 
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from pagedd.engine.config import EngineConfig, SchedulerConfig
+from pagedd.engine.cuda_graphs import DecodeGraphs, capture_on_gpu, graph_bytes
 from pagedd.engine.engine import Engine
 from pagedd.engine.errors import EngineError
+from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
-from pagedd.engine.runner import create_runner
+from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
+from pagedd.engine.model.load import LoadedModel, device_name, load_model, num_physical_cores
+from pagedd.engine.request import Request
+from pagedd.engine.runner import ModelRunner, drawn_together
+from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT, Sampler
+from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
+from pagedd.engine.sequence import Sequence
+from pagedd.engine.step import ScheduledSequence, Step
+from pagedd.kernels import ops
+from pagedd.kernels.kv_form import FORMS, KVForm, form_of
+
+log = logging.getLogger(__name__)
 
 BLOCK_SIZES = (8, 16, 32)
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
 
 
 def create_engine(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[Engine, EngineInfo]:
@@ -50,3 +69,133 @@ def create_engine(config: EngineConfig, progress: Callable[[float, str], None]) 
         blocks,
     )
     return Engine(runner, scheduler), info
+
+
+def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[ModelRunner, EngineInfo]:
+    """Loads the model, sizes and allocates the KV pool, and runs once so that the first request isn't slow.
+
+    Args:
+        progress: called with the share done, 0 … 1, and what is being done.
+
+    Raises:
+        EngineError: what `load_model` and `size_pool` raise, or `invalid_setting`.
+    """
+    started = time.perf_counter()
+    torch.set_num_threads(config.num_threads or num_physical_cores())
+    loaded = load_model(config, lambda share, what: progress(0.9 * share, what))
+    device, model = loaded.device, loaded.model
+    try:
+        backend = ops.select_backend(device)
+    except ValueError as error:
+        raise EngineError("invalid_setting", str(error)) from error
+    if model.own_kernels is None:
+        log.info("kernels: %s, because %s", backend.name, backend.reason)
+    max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)
+    budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    kv_form = _kv_form(config.kv_cache_dtype, loaded)
+    bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
+    max_logits_rows = min(budget, config.max_num_seqs * (1 + config.num_speculative_tokens))
+    reserve_bytes = model.activation_bytes(budget, max_logits_rows, max_model_len, kv_form)
+    reserve_bytes += drawn_together(max_logits_rows) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
+    uses_graphs = backend.can_be_captured and model.own_kernels is None and not config.enforce_eager
+    if uses_graphs:
+        reserve_bytes += graph_bytes(model, config.max_num_seqs, max_model_len, kv_form, config.block_size)
+
+    if config.num_blocks is None:
+        pool = size_pool(
+            free_bytes=free_bytes(device),
+            share=config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[device.type],
+            reserve_bytes=reserve_bytes,
+            bytes_per_block=bytes_per_block,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+        )
+    else:
+        pool = pool_of(config.num_blocks, bytes_per_block, config.block_size, max_model_len)
+    log.info("%s; %s, %d bytes a token", pool.describe(), kv_form.name, bytes_per_block // config.block_size)
+    num_blocks = pool.num_blocks + uses_graphs  # one that belongs to nobody
+    storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device)
+
+    runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
+    runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead)
+    progress(0.9, "warming up")
+    _warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
+    if uses_graphs:
+        progress(0.95, "capturing graphs")
+        runner.graphs = DecodeGraphs(
+            model,
+            storage,
+            scratch_block=pool.num_blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            device=device,
+            capture=capture_on_gpu(),
+        )
+    return_freed_memory()
+    progress(1.0, "ready")
+    info = EngineInfo(
+        device=str(device),
+        device_name=device_name(device),
+        dtype=_name(loaded.dtype),
+        kv_cache_dtype=kv_form.name,
+        kernel_backend=model.own_kernels or backend.name,
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=max_model_len,
+        # The last token of a request is never computed, so its KV needs no slot.
+        max_request_tokens=min(max_model_len, pool.num_tokens + 1),
+        block_size=config.block_size,
+        num_blocks=pool.num_blocks,
+        kv_bytes_per_token=bytes_per_block // config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=budget,
+        model_bytes=model.weight_bytes,
+        load_seconds=time.perf_counter() - started,
+    )
+    return runner, info
+
+
+def _warm_up(runner: ModelRunner, num_tokens: int, num_logits_rows: int, block_size: int) -> None:
+    """Runs a full chunk with as many draws as there may be, and a decode, in the pool's first blocks, still unowned."""
+    request = Request(request_id="warm-up", prompt_token_ids=[0] * num_tokens, params=SamplingParams(max_tokens=1))
+    sequence = Sequence(
+        request=request,
+        choice_index=0,
+        token_ids=list(request.prompt_token_ids),
+        num_prompt_tokens=num_tokens,
+        arrival_s=0.0,
+        due_s=0.0,
+        priority=0,
+        order=0,
+        block_table=list(range(-(-num_tokens // block_size))),
+    )
+    draft = [0] * (min(num_tokens, num_logits_rows) - 1)
+    runner.run(Step(0, [ScheduledSequence(sequence, 0, num_tokens, [sequence], draft)]))
+    runner.run(Step(0, [ScheduledSequence(sequence, num_tokens - 1, 1, [sequence])]))
+    runner.seconds.update(prepare=0.0, forward=0.0, sample=0.0)
+
+
+def _max_model_len(asked: int | None, max_position: int) -> int:
+    if asked is not None and asked > max_position:
+        raise EngineError(
+            "invalid_setting", f"max_model_len {asked}, the model's own context is {max_position}; lower max_model_len"
+        )
+    return asked or max_position
+
+
+def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
+    """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' dtype."""
+    model = loaded.model
+    if name == "auto":
+        return FORMS["int8"] if model.has_quantized_weights else form_of(loaded.dtype)
+    if name not in model.kv_forms:
+        usable = ", ".join(form for form in FORMS if form in model.kv_forms)
+        raise EngineError(
+            "invalid_setting",
+            f"kv_cache_dtype {name!r}, this model's kernels here have {usable}; use one of these or auto",
+        )
+    return FORMS[name]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

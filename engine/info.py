@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Every value known; made once, by `runner.create_runner`.
+    """Every value known; made once, by `create.create_runner`.
 
     Attributes:
         kv_cache_dtype: name of the cache's form, as in the setting; never `auto`.

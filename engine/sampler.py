@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagedd.engine.draw import Draw, DrawnLogprobs
 from pagedd.engine.random_stream import uniforms
-from pagedd.engine.request import TokenLogprobs
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled
@@ -53,28 +53,22 @@ class Sampler:
     def __init__(self) -> None:
         self._counts = TokenCounts()
 
-    def sample(
-        self, logits: torch.Tensor, sequences: list[Sequence], num_ahead: list[int] | None = None
-    ) -> list[Sampled]:
+    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+        """What `draw` draws, waited for."""
+        return self.draw(logits, sequences).read() if sequences else []
+
+    def draw(self, logits: torch.Tensor, sequences: list[Sequence], num_ahead: list[int] | None = None) -> Draw:
         """One token, or a fault, for each row. Row i of `logits`, [num_rows, vocab_size] float32, is `sequences[i]`'s.
 
-        `logits` is left as it is. Sequences are read, never changed. `num_ahead[i]` guessed tokens lie between the
-        sequence's own and the row's draw; only sequences without penalties have any.
+        `logits` is left as it is. Sequences, at least one, are read, never changed. `num_ahead[i]` guessed tokens lie
+        between the sequence's own and the row's draw; only sequences without penalties have any.
         """
-        if not sequences:
-            return []
         ahead = num_ahead or [0] * len(sequences)
         adjusted = self._adjust(logits, sequences, ahead)
         # A broken row goes through what follows as garbage and is replaced at the end: no waiting for the device here.
         is_sound = torch.isfinite(adjusted.amax(dim=1))
         tokens = _choose(adjusted, sequences, ahead)
-        logprobs = _logprobs(logits, tokens, sequences)
-        return [
-            Sampled(token_id=token_id, logprobs=logprobs.get(row))
-            if sound
-            else Sampled(token_id=0, error_code="nan_logits")
-            for row, (token_id, sound) in enumerate(zip(tokens.tolist(), is_sound.tolist(), strict=True))
-        ]
+        return Draw(tokens, is_sound, _logprobs(logits, tokens, sequences))
 
     def _adjust(self, logits: torch.Tensor, sequences: list[Sequence], ahead: list[int]) -> torch.Tensor:
         """Steps 2 to 4. Returns `logits` itself when no row asks for any of them, else a changed copy."""
@@ -260,25 +254,18 @@ def _best_first(keys: torch.Tensor, width: int) -> torch.Tensor:
     return keys.topk(width, dim=1).values
 
 
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequence]) -> dict[int, TokenLogprobs]:
-    """Log-probabilities, by row, for the rows that want them. `logits` are the model's, `tokens` the chosen ids."""
-    wanted = [sequence.request.params.num_logprobs for sequence in sequences]
-    rows = [row for row, num_logprobs in enumerate(wanted) if num_logprobs is not None]
-    if not rows:
-        return {}
-    vocab_size = logits.shape[1]
+def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequence]) -> DrawnLogprobs | None:
+    """For the rows that want them. `logits` are the model's, `tokens` the chosen ids."""
+    wanted = {row: s.request.params.num_logprobs for row, s in enumerate(sequences)}
+    widths = {row: width for row, width in wanted.items() if width is not None}
+    if not widths:
+        return None
+    vocab_size, rows = logits.shape[1], list(widths)
     logits = logits[rows]
     normalizer = logits.logsumexp(dim=1, keepdim=True)
-    width = min(max(wanted[row] or 0 for row in rows), vocab_size)
+    width = min(max(widths.values()), vocab_size)
     ids = tokens[rows, None]
     if width:
         best_ids = _token_ids(_best_first(_rank_keys(logits), width), vocab_size)
         ids = torch.cat([ids, best_ids], dim=1)
-    values = (logits.gather(1, ids) - normalizer).tolist()
-    return {
-        row: TokenLogprobs(
-            logprob=row_values[0],
-            top=list(zip(row_ids[1:], row_values[1:], strict=True))[: wanted[row]],
-        )
-        for row, row_ids, row_values in zip(rows, ids.tolist(), values, strict=True)
-    }
+    return DrawnLogprobs(rows, list(widths.values()), ids, logits.gather(1, ids) - normalizer)

@@ -9,7 +9,6 @@ from enum import Enum
 from pagedd.engine.kv.prefix_cache import CachedBlock
 from pagedd.engine.request import Request
 
-
 PENDING = -1  # in place of a token that a launched step draws: only the device knows it
 
 

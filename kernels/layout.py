@@ -2,7 +2,7 @@
 
 The KV cache of one layer is `kv_layer[2, num_blocks, num_kv_heads, block_size, head_dim]`, keys first, then values, or
 a `QuantizedLayer`. A *slot* is `block * block_size + offset`; the block table of a sequence maps its logical blocks to
-physical ones. Knows nothing of sequences or of who fills the tables: see `engine/batch.py` and `engine/runner.py`.
+physical ones. Knows nothing of sequences or of who fills the tables: see `engine/batch.py`.
 """
 
 from collections.abc import Hashable

@@ -42,10 +42,15 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """Which backend answers, and why."""
+    """Which backend answers, and why.
+
+    Attributes:
+        can_be_captured: it never waits for the device, so its launches can become a CUDA graph.
+    """
 
     name: str
     reason: str
+    can_be_captured: bool = False
 
 
 _BACKENDS: dict[str, Backend] = {"reference": reference, "torch": torch_ops}

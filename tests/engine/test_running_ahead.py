@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.create import create_engine
 from pagedd.engine.engine import Engine
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
@@ -221,3 +223,23 @@ def test_a_failed_step_costs_nothing_but_time(where: str, num_steps: int) -> Non
         "c": until_stop([8], 6),
     }
     assert ahead.bench.blocks.pool.num_used == 0
+
+
+def test_the_real_model_gives_the_same_tokens_running_ahead(model_gguf) -> None:
+    prompts = [[504, 3575, 282, 4649, 314], list(range(100, 140)), [1, 2, 3]]
+
+    def answers(mode: str) -> dict[str, list[int]]:
+        config = EngineConfig(
+            model=str(model_gguf), num_blocks=64, async_scheduling=mode, num_speculative_tokens=0, num_threads=1
+        )
+        engine, _ = create_engine(config, lambda share, what: None)
+        for number, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=12, temperature=0.0 if number else 0.7, seed=5)
+            engine.add(Request(request_id=str(number), prompt_token_ids=prompt, params=params))
+        tokens: dict[str, list[int]] = {}
+        while engine.has_work:
+            for output in engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        return tokens
+
+    assert answers("on") == answers("off")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from pagedd.engine.batch import build_batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.load import LoadedModel, load_model
 from pagedd.engine.request import Request
-from pagedd.engine.runner import build_batch
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import ScheduledSequence

@@ -1,0 +1,116 @@
+"""From settings to a runner: what is chosen, what is refused, and what the pool gets."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.create import _kv_form, create_runner
+from pagedd.engine.errors import EngineError
+from pagedd.engine.model.cpu_decoder import KV_FORMS
+from pagedd.engine.model.load import LoadedModel
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=3,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def make(folder, **settings):
+    settings = {"device": "cpu", "dtype": "float32", "num_threads": torch.get_num_threads()} | settings
+    return create_runner(EngineConfig(model=str(folder), **settings), lambda share, what: None)
+
+
+def test_the_factory_fills_in_every_choice(folder, caplog) -> None:
+    with caplog.at_level(logging.INFO):
+        runner, info = make(folder, max_num_seqs=3)
+    assert (info.device, info.dtype, info.kv_cache_dtype, info.kernel_backend) == ("cpu", "float32", "float32", "torch")
+    assert (info.vocab_size, info.max_model_len) == (40, 64)
+    assert info.max_num_batched_tokens == 512
+    assert info.kv_bytes_per_token == 2 * 2 * 1 * 8 * 4
+    assert info.num_blocks == 3 * 4  # all seats at full length; far less than the memory would hold
+    assert "KV pool: 12 blocks, 192 tokens, 0.00 GiB; 3.0 full-length requests fit" in caplog.text
+    assert set(runner.seconds.values()) == {0.0}, "the warm-up is not a step"
+
+
+def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
+    _, info = make(folder, num_blocks=1, block_size=8)
+    assert info.num_blocks == 1
+
+
+def test_the_kv_cache_may_be_narrower_than_the_activations(folder) -> None:
+    _, info = make(folder, num_blocks=2, kv_cache_dtype="bf16")
+    assert (info.dtype, info.kv_cache_dtype) == ("float32", "bf16")
+
+
+@pytest.mark.parametrize(("form", "num_bytes"), [("int8", 2 * 2 * 1 * 12), ("fp8", 2 * 2 * 1 * 12), ("int4", 32)])
+def test_a_quantized_cache_serves_and_says_what_a_token_takes(folder, caplog, form, num_bytes) -> None:
+    with caplog.at_level(logging.INFO):
+        runner, info = make(folder, num_blocks=4, kv_cache_dtype=form)  # the warm-up fills it
+    assert (info.dtype, info.kv_cache_dtype, info.kv_bytes_per_token) == ("float32", form, num_bytes)
+    assert f"{form}, {num_bytes} bytes a token" in caplog.text
+    assert runner._storage.num_bytes == 4 * 16 * num_bytes
+
+
+def test_an_unknown_form_of_the_cache_is_refused_with_those_there_are(folder) -> None:
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'int3', .* float32, bf16, fp16, int8, fp8, int4; use one"):
+        make(folder, num_blocks=2, kv_cache_dtype="int3")
+
+
+def test_a_form_that_only_torch_reads_is_refused_where_the_cpp_decoder_serves(folder) -> None:
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, int4;"):
+        _kv_form("fp16", loaded_with(kv_forms=KV_FORMS))
+
+
+def test_the_form_of_the_cache_follows_the_weights_unless_it_is_asked_for() -> None:
+    assert _kv_form("auto", loaded_with(has_quantized_weights=True)).name == "int8"
+    assert _kv_form("auto", loaded_with(has_quantized_weights=False)).name == "bf16"
+    assert _kv_form("float32", loaded_with(has_quantized_weights=True, kv_forms=KV_FORMS)).name == "float32"
+
+
+def loaded_with(**attributes) -> LoadedModel:
+    return LoadedModel(SimpleNamespace(**attributes), None, CPU, torch.bfloat16)  # type: ignore[arg-type]
+
+
+def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:
+    with pytest.raises(EngineError, match=r"invalid_setting: max_model_len 65, the model's own context is 64"):
+        make(folder, max_model_len=65)
+
+
+def test_an_unknown_backend_is_refused(folder, monkeypatch) -> None:
+    monkeypatch.setenv("PAGEDD_KERNELS", "abacus")
+    with pytest.raises(EngineError, match=r"invalid_setting: PAGEDD_KERNELS='abacus'"):
+        make(folder)
+
+
+def test_memory_that_holds_no_block_is_refused(folder, monkeypatch) -> None:
+    monkeypatch.setattr("pagedd.engine.create.free_bytes", lambda device: 1000)
+    with pytest.raises(EngineError, match="no_kv_memory"):
+        make(folder)
+
+
+def test_progress_ends_with_ready(folder) -> None:
+    told: list[tuple[float, str]] = []
+    config = EngineConfig(model=str(folder), device="cpu", num_blocks=2, num_threads=torch.get_num_threads())
+    create_runner(config, lambda share, what: told.append((share, what)))
+    assert told[-1] == (1.0, "ready")
+    assert [share for share, _ in told] == sorted(share for share, _ in told)
