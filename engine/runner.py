@@ -126,7 +126,7 @@ class LaunchedDraws:
         self._seconds = seconds
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(device))
 
     def result(self) -> list[Sampled]:
