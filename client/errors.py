@@ -62,6 +62,8 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "model_unavailable": ErrorKind(404, "The model is not on disk and could not be fetched."),
     "checksum_mismatch": ErrorKind(500, "A fetched file is not the one that was asked for."),
     "unsupported_model": ErrorKind(400, "The model needs something that pagedd does not implement exactly."),
+    "device_unavailable": ErrorKind(503, "The device does not compute now: no driver, or the card is lost."),
+    "unsupported_device": ErrorKind(400, "The GPU is too old for the kernels."),
     "no_kv_memory": ErrorKind(500, "Not enough free memory for even one block of KV cache."),
 }
 

@@ -28,6 +28,7 @@ EXIT_STATUSES = {
     "unknown_setting": os.EX_CONFIG,
     "invalid_setting": os.EX_CONFIG,
     "unsupported_model": os.EX_CONFIG,
+    "unsupported_device": os.EX_CONFIG,
     "no_kv_memory": os.EX_OSERR,
     "out_of_memory": os.EX_OSERR,
 }

@@ -44,6 +44,11 @@ class DaemonConfig:
     )
     # The device
     device: str = setting("auto", "Where to compute: auto, cpu, cuda or cuda:N.")
+    device_fallback: str = setting(
+        "none",
+        "What serves when the device stays away for a minute: none (wait, then fail) or cpu.",
+        choices=("none", "cpu"),
+    )
     dtype: str = setting("auto", "Type of weights and activations.", choices=("auto", "float32", "bfloat16", "float16"))
     weight_dtype: str = setting(
         "auto",

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +46,7 @@ from pagedd.daemon.engine_link import (
     StepDone,
 )
 from pagedd.daemon.engine_socket import EngineSocket
+from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
@@ -55,10 +57,6 @@ log = logging.getLogger(__name__)
 
 ENGINE_COMMAND: Sequence[str] = (sys.executable, "-P", "-m", "pagedd.daemon.engine_process")
 
-# Starting again would end the same way.
-_PERMANENT_CODES = frozenset(
-    {"invalid_setting", "unknown_setting", "unsupported_model", "model_unavailable", "checksum_mismatch"}
-)
 _ENGINE_ENVIRONMENT = {
     # CUDA's own order is by speed; in this one `cuda:1` is NVML's device 1 too.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -68,11 +66,6 @@ _ENGINE_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
-_MAX_FAILED_LOADS = 3
-_FIRST_DELAY_S = 0.25
-_MAX_DELAY_S = 30.0
-# An engine that served this long has earned a quick restart.
-_STABLE_S = 60.0
 _HELLO_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 3.0
 
@@ -104,8 +97,11 @@ class EngineHost:
         on_preempted, on_outputs, on_refused, on_lost, on_state: set by `Service`.
     """
 
-    def __init__(self, socket_path: Path, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, socket_path: Path, command: Sequence[str] | None = None, policy: RestartPolicy | None = None
+    ) -> None:
         """`socket_path` is where front and engine meet; `command` is what to run instead of the engine process."""
+        self._policy = policy or RestartPolicy()
         self._socket_path = socket_path
         self._command = tuple(command or ENGINE_COMMAND)
         self._socket: EngineSocket | None = None
@@ -116,7 +112,6 @@ class EngineHost:
         self._has_said_hello = False
         self._load_failure: PageddError | None = None
         self._ready_since_s: float | None = None
-        self._has_served = False
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -177,6 +172,11 @@ class EngineHost:
         answer = await future
         assert isinstance(answer, kind)
         return answer
+
+    @property
+    def has_fallen_back(self) -> bool:
+        """The CPU serves, because the configured device was away for too long."""
+        return self._policy.has_fallen_back
 
     def check_ready(self) -> None:
         """Raises what `submit` would raise now."""
@@ -244,38 +244,30 @@ class EngineHost:
             self._kill()
 
     async def _keep_running(self, arguments: tuple[str, ...]) -> None:
-        num_failed_loads = 0
-        delay_s = _FIRST_DELAY_S
         while True:
             reason = await self._run_once(arguments)
             ready_since_s, self._ready_since_s = self._ready_since_s, None
             self._forget_engine(reason)
             if self._stopping.is_set():
                 return
+            had_fallen_back = self.has_fallen_back
             if ready_since_s is None:
-                num_failed_loads += 1
+                code = self._load_failure.code if self._load_failure is not None else None
+                delay_s = self._policy.after_failed_load(code)
             else:
-                self._has_served = True
-                if time.monotonic() - ready_since_s > _STABLE_S:
-                    delay_s = _FIRST_DELAY_S
-            if self._is_hopeless(num_failed_loads):
+                delay_s = self._policy.after_serving(time.monotonic() - ready_since_s)
+            if delay_s is None:
                 self._fail(self._load_failure or PageddError("engine_failed", reason))
                 return
+            if self.has_fallen_back and not had_fallen_back:
+                reason += "; the CPU serves in its place until the daemon is started again"
             log.error("%s; starting another in %.2g s", reason, delay_s)
             self.num_restarts += 1
             self._enter(EngineState.RESTARTING, reason)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
-            delay_s = min(delay_s * 2, _MAX_DELAY_S)
             if self._stopping.is_set():
                 return
-
-    def _is_hopeless(self, num_failed_loads: int) -> bool:
-        """What fails for want of memory may work later; settings and models do not change by waiting."""
-        if self._load_failure is not None and self._load_failure.code in _PERMANENT_CODES:
-            return True
-        # Before the first success somebody waits for an answer; afterwards it must come back by itself.
-        return not self._has_served and num_failed_loads >= _MAX_FAILED_LOADS
 
     async def _run_once(self, arguments: tuple[str, ...]) -> str:
         """One engine process from its start to its end; returns how it ended, in words."""
@@ -343,7 +335,8 @@ class EngineHost:
         """When both are there, the engine process and the order to load."""
         if self._has_said_hello and self._config is not None and self._socket is not None:
             self._enter(EngineState.LOADING, "libraries")
-            self._socket.send(Start(config=self._config))
+            config = replace(self._config, device="cpu") if self.has_fallen_back else self._config
+            self._socket.send(Start(config=config))
 
     def _ready_socket(self) -> EngineSocket:
         self.check_ready()

@@ -5,8 +5,9 @@ Owns what is asked and which answers are believed. When and for whom is `telemet
 
 import logging
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import psutil
@@ -105,6 +106,21 @@ def load_nvml() -> Nvml | None:
         return None
     nvml: Nvml = pynvml
     return nvml
+
+
+def freest_device(device: str, nvml: Nvml | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """`cuda:N`, the card with the most free memory, where `device` leaves the choice; None where there is none to make.
+
+    The engine could ask CUDA instead, at the price of a context of some hundred MiB on every card.
+    """
+    if device not in ("auto", "cuda") or "CUDA_VISIBLE_DEVICES" in environ or num_gpus(nvml) < 2:
+        return None
+    free: dict[int, float] = {}
+    for index in range(num_gpus(nvml)):
+        card = GpuMeter(nvml, index).read()
+        if card.memory_total_bytes is not None and card.memory_used_bytes is not None:
+            free[index] = card.memory_total_bytes - card.memory_used_bytes
+    return f"cuda:{max(free, key=lambda index: free[index])}" if free else None
 
 
 def cuda_index(device: str | None) -> int | None:

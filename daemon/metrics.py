@@ -180,8 +180,14 @@ class EngineCollector(Collector):
     Counters of an engine process that ended are added to those of the next, so that none ever falls.
     """
 
-    def __init__(self, stats: Callable[[], EngineStats | None], info: Callable[[], EngineInfo | None]) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats | None],
+        info: Callable[[], EngineInfo | None],
+        has_fallen_back: Callable[[], bool],
+    ) -> None:
         self.model_name = ""
+        self._has_fallen_back = has_fallen_back
         self._stats = stats
         self._info = info
         self._ended: dict[str, float] = {}
@@ -205,6 +211,11 @@ class EngineCollector(Collector):
         )
         restarts.add_metric(model, self._num_restarts)
         yield restarts
+        fallback = GaugeMetricFamily(
+            "pagedd:device_fallback", "1 while the CPU serves in place of the configured device.", labels=labels
+        )
+        fallback.add_metric(model, self._has_fallen_back())
+        yield fallback
         stats = self._stats()
         for attribute, (name, text) in _ENGINE_COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=labels)

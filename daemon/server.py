@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,10 +26,12 @@ from pagedd.client.errors import PageddError
 from pagedd.daemon import logs, systemd
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.gpus import freest_device, load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.model_process import resolve_in_child
 from pagedd.daemon.prepared import load_prepared
+from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
 from pagedd.daemon.telemetry import Reading, Telemetry, TelemetryCollector
@@ -66,7 +69,7 @@ class Daemon:
     def __init__(self, config: DaemonConfig, endpoints: Endpoints) -> None:
         self._config = config
         self._endpoints = endpoints
-        self._host = EngineHost(endpoints.engine)
+        self._host = EngineHost(endpoints.engine, policy=RestartPolicy(can_fall_back=config.device_fallback == "cpu"))
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
         self._service.read_machine = self._read_machine
@@ -111,7 +114,10 @@ class Daemon:
             folder = await resolve_in_child(self._config.model, self._report)
             prepared = load_prepared(folder)
             log.info("loading %s from %s", prepared.name, prepared.weights)
-            self._host.load(self._config.to_engine_config(prepared.weights))
+            config = self._config.to_engine_config(prepared.weights)
+            if (freest := await asyncio.to_thread(freest_device, config.device, load_nvml())) is not None:
+                config = replace(config, device=freest)
+            self._host.load(config)
             await asyncio.to_thread(self._service.set_model, folder)
             self._service.events.add("model", f"serves {self._service.served_model().name}")
             while True:

@@ -66,6 +66,8 @@ class Host(Protocol):
     on_lost: Callable[[str], None]
     on_state: Callable[[], None]
 
+    @property
+    def has_fallen_back(self) -> bool: ...
     def check_ready(self) -> None: ...
     def describe(self) -> str: ...
     def submit(self, request: Request) -> None: ...
@@ -110,7 +112,7 @@ class Service:
         self._frames = Frames(self)
         self._is_draining = False
         self._has_drained = asyncio.Event()
-        self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info)
+        self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
         self.metrics = Metrics(self._engine_figures)
         host.on_preempted = self.events.preempted
         host.on_outputs = self._on_outputs

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHORT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+LEAST_CAPABILITY = (7, 5)  # Turing: the oldest for which Triton makes matrix instructions of every kernel here
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -76,6 +77,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
         EngineError: `model_unavailable` (not there, or damaged), `unsupported_model` (named what) or `invalid_setting`.
     """
     device = choose_device(config.device)
+    check_device(device)
     dtype = choose_dtype(config.dtype, device)
     path = Path(config.model)
     progress(0.0, f"reading {path.name}")
@@ -159,7 +161,11 @@ def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.d
 def choose_device(name: str) -> torch.device:
     """`auto` is the first GPU, else the CPU."""
     if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        if _has_nvidia_card():
+            log.warning("this machine has an NVIDIA GPU, but torch cannot use it: the CPU serves")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -167,11 +173,30 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise EngineError("invalid_setting", f"device {name!r}; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
+        if torch.version.cuda is None:
+            raise EngineError("invalid_setting", f"device {name!r}, but this torch is built without CUDA; use cpu")
         count = torch.cuda.device_count()
+        if not count:  # its driver may start later than this
+            raise EngineError("device_unavailable", f"device {name!r}, but torch sees no GPU; look at the driver")
         device = torch.device("cuda", device.index or 0)
         if device.index >= count:
             raise EngineError("invalid_setting", f"device {name!r}, but torch sees {count} GPUs; use auto or cpu")
     return device
+
+
+def check_device(device: torch.device) -> None:
+    """Raises `EngineError`: `device_unavailable` when it does not compute, `unsupported_device` when it is too old."""
+    if device.type != "cuda":
+        return
+    try:
+        capability = torch.cuda.get_device_capability(device)
+        torch.zeros(1, device=device).item()
+    except RuntimeError as error:
+        what = str(error).splitlines()[0]
+        raise EngineError("device_unavailable", f"{device} answers with: {what}; look at the driver") from error
+    if capability < LEAST_CAPABILITY:
+        least, own = (".".join(map(str, pair)) for pair in (LEAST_CAPABILITY, capability))
+        raise EngineError("unsupported_device", f"{device} has compute capability {own}, {least} is needed; use cpu")
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -203,6 +228,20 @@ def num_physical_cores() -> int:
         except OSError:
             return len(allowed)
     return len(cores)
+
+
+def _has_nvidia_card(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether one is plugged in, with or without a driver."""
+    return any(
+        _text(card / "vendor") == "0x10de" and _text(card / "class").startswith("0x03") for card in devices.glob("*")
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _cpuinfo(name: str) -> Iterator[str]:

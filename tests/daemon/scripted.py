@@ -120,6 +120,7 @@ class ScriptedHost:
     detail: str = ""
     info: EngineInfo | None = field(default_factory=engine_info)
     stats: EngineStats | None = field(default_factory=engine_stats)
+    has_fallen_back: bool = False
     num_cached_tokens: int = 0
     submitted: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)

@@ -13,6 +13,7 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
@@ -69,8 +70,14 @@ async def start_host(tmp_path: Path) -> AsyncIterator[StartHost]:
     """Starts a host over the scripted engine; `model` scripts its loading. All are stopped after the test."""
     hosts: list[EngineHost] = []
 
-    async def start(model: str = "ok", *, wait: bool = True, command: tuple[str, ...] = FAKE_ENGINE) -> Recorder:
-        host = EngineHost(tmp_path / "engine.sock", command)
+    async def start(
+        model: str = "ok",
+        *,
+        wait: bool = True,
+        command: tuple[str, ...] = FAKE_ENGINE,
+        policy: RestartPolicy | None = None,
+    ) -> Recorder:
+        host = EngineHost(tmp_path / "engine.sock", command, policy)
         hosts.append(host)
         recorder = Recorder(host)
         await host.start()
@@ -254,11 +261,23 @@ async def test_a_fault_of_the_settings_is_not_tried_again(start_host: StartHost)
 async def test_an_engine_that_never_loads_is_given_up_after_three_tries(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
     engine = await start_host(model, wait=False)
     await until(lambda: engine.host.state is EngineState.FAILED)
     assert engine.host.num_restarts == 2
     assert engine.lost == []
+
+
+async def test_where_the_device_stays_away_the_cpu_serves_and_it_is_said(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy.DEVICE_PATIENCE_S", 0.02)
+    engine = await start_host("away", policy=RestartPolicy(can_fall_back=True))
+    assert engine.host.has_fallen_back
+    assert "the CPU serves in its place until the daemon is started again" in caplog.text
+    engine.host.submit(request("a", 5))
+    await until(lambda: engine.tokens_of("a") == [6, 7, 8])
 
 
 async def test_a_load_that_fails_once_is_tried_again(start_host: StartHost, tmp_path: Path) -> None:
@@ -270,7 +289,7 @@ async def test_a_load_that_fails_once_is_tried_again(start_host: StartHost, tmp_
 async def test_a_program_that_cannot_be_started_is_a_failure_with_its_reason(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
     engine = await start_host(wait=False, command=("/nonexistent",))
     await until(lambda: engine.host.state is EngineState.FAILED)
     assert "could not be started" in engine.host.detail
@@ -279,7 +298,7 @@ async def test_a_program_that_cannot_be_started_is_a_failure_with_its_reason(
 async def test_a_socket_that_cannot_be_bound_is_a_failure_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
     host = EngineHost(tmp_path / "nowhere" / "engine.sock", FAKE_ENGINE)
     await host.start()
     await until(lambda: host.state is EngineState.FAILED)

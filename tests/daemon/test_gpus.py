@@ -1,6 +1,7 @@
 """Figures of GPUs: right where NVML tells them, None where not, never an error."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import psutil
 import pytest
 
 from pagedd.client.protocol import Device
-from pagedd.daemon.gpus import MAX_OTHERS, GpuMeter, cuda_index, load_nvml, num_gpus
+from pagedd.daemon.gpus import MAX_OTHERS, GpuMeter, cuda_index, freest_device, load_nvml, num_gpus
 
 from .fake_nvml import CALLS, UNKNOWN, FakeNvml
 
@@ -118,6 +119,18 @@ def test_others_are_few_however_many_there_are() -> None:
 @pytest.mark.parametrize("nvml", [None, FakeNvml(broken=("nvmlDeviceGetCount",))])
 def test_how_many_cards_there_are_may_be_unknown(nvml: FakeNvml | None) -> None:
     assert num_gpus(nvml) == 0
+
+
+def test_where_the_choice_is_left_the_card_with_most_free_memory_is_taken() -> None:
+    nvml = FakeNvml(num_devices=3)
+    used = {0: 3 << 30, 1: 1 << 29, 2: 2**64 - 1}  # the last one does not tell
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=used[handle], total=4 << 30)
+    assert freest_device("auto", nvml, {}) == freest_device("cuda", nvml, {}) == "cuda:1"
+    for device, environ in (("cuda:0", {}), ("cpu", {}), ("auto", {"CUDA_VISIBLE_DEVICES": "2"})):
+        assert freest_device(device, nvml, environ) is None
+    assert freest_device("auto", FakeNvml(num_devices=1), {}) is None
+    assert freest_device("auto", FakeNvml(broken=("nvmlDeviceGetMemoryInfo",), num_devices=2), {}) is None
+    assert freest_device("auto", None, {}) is None
 
 
 def test_a_machine_without_a_driver_has_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

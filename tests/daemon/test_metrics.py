@@ -111,19 +111,20 @@ async def test_a_refusal_is_counted_by_its_code_and_is_no_success(service: Servi
 def test_blocks_by_state_add_up_and_slot_fill_is_apart() -> None:
     # A 17-token prompt at block size 16.
     stats = engine_stats(num_blocks_used=2, num_blocks_cached=1, num_blocks_free=253, num_live_tokens=17)
-    samples = scrape(Metrics(EngineCollector(lambda: stats, engine_info)))
+    samples = scrape(Metrics(EngineCollector(lambda: stats, engine_info, lambda: True)))
     blocks = [samples["pagedd:kv_blocks", (("state", state),)] for state in ("free", "cached", "used")]
     assert blocks == [253, 1, 2]
     assert samples["pagedd:kv_slot_fill_ratio", ()] == 17 / 32
     assert samples["pagedd:fragmentation_ratio", ()] == 15 / 32
     assert samples["vllm:kv_cache_usage_perc", ()] == 2 / 256
+    assert samples["pagedd:device_fallback", ()] == 1
 
 
 def test_what_is_not_available_is_absent_and_not_zero() -> None:
-    idle = scrape(Metrics(EngineCollector(engine_stats, engine_info)))
+    idle = scrape(Metrics(EngineCollector(engine_stats, engine_info, lambda: False)))
     assert ("pagedd:kv_slot_fill_ratio", ()) not in idle
     assert ("pagedd:fragmentation_ratio", ()) not in idle
-    without = scrape(Metrics(EngineCollector(lambda: None, lambda: None)))
+    without = scrape(Metrics(EngineCollector(lambda: None, lambda: None, lambda: False)))
     assert ("vllm:kv_cache_usage_perc", ()) not in without
     assert without["vllm:prompt_tokens_total", ()] == 0
 
@@ -166,7 +167,7 @@ async def test_a_step_in_the_middle_of_a_prefill_counts_and_an_abort_between_ste
 
 
 def test_tokens_of_one_step_share_the_gap() -> None:
-    metrics = Metrics(EngineCollector(lambda: None, lambda: None))
+    metrics = Metrics(EngineCollector(lambda: None, lambda: None, lambda: False))
     times = RequestTimes(arrival_s=10.0, last_token_s={})
     metrics.produced(times, SequenceOutput(request_id="r", choice_index=0, token_ids=[1], queue_s=0.25), 11.0)
     metrics.produced(times, SequenceOutput(request_id="r", choice_index=0, token_ids=[2, 3, 4]), 11.75)

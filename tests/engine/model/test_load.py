@@ -9,7 +9,14 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.model import load as load_module
 from pagedd.engine.model.decoder import Decoder
-from pagedd.engine.model.load import choose_device, choose_dtype, device_name, load_model, num_physical_cores
+from pagedd.engine.model.load import (
+    check_device,
+    choose_device,
+    choose_dtype,
+    device_name,
+    load_model,
+    num_physical_cores,
+)
 
 CPU = torch.device("cpu")
 
@@ -97,7 +104,58 @@ def test_a_device_that_is_not_served_is_refused(name) -> None:
         choose_device(name)
 
 
+def test_a_torch_without_cuda_is_said(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(EngineError, match="invalid_setting: device 'cuda', but this torch is built without CUDA"):
+        choose_device("cuda")
+
+
+def test_a_driver_that_is_not_there_may_come_later(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(EngineError, match="device_unavailable: device 'cuda', but torch sees no GPU"):
+        choose_device("cuda")
+
+
+def test_auto_says_so_when_it_leaves_a_gpu_unused(monkeypatch, caplog, tmp_path) -> None:
+    card = tmp_path / "0000:01:00.0"
+    card.mkdir()
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x030000\n")
+    (tmp_path / "unreadable").mkdir()
+    assert load_module._has_nvidia_card(tmp_path)
+    (card / "class").write_text("0x040300\n")  # its sound
+    assert not load_module._has_nvidia_card(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(load_module, "_has_nvidia_card", lambda: True)
+    assert choose_device("auto") == CPU
+    assert "this machine has an NVIDIA GPU, but torch cannot use it" in caplog.text
+
+
+GPU = torch.device("cuda", 0)
+
+
+def test_a_card_that_does_not_compute_is_unavailable(monkeypatch) -> None:
+    def capability(device: torch.device) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: unknown error\nCompile with …")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    with pytest.raises(EngineError, match=r"device_unavailable: cuda:0 answers with: CUDA error: unknown error; look"):
+        check_device(GPU)
+
+
+def test_a_card_that_is_too_old_is_refused_with_both_numbers(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: torch.ones(1))
+    with pytest.raises(EngineError, match=r"unsupported_device: cuda:0 has compute capability 7\.0, 7\.5 is needed"):
+        check_device(GPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    check_device(GPU)
+    check_device(CPU)
+
+
 def test_a_gpu_that_is_not_there_is_refused_with_the_count(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert choose_device("cuda") == torch.device("cuda", 0)
     with pytest.raises(EngineError, match="invalid_setting: device 'cuda:1', but torch sees 1 GPUs"):

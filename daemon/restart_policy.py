@@ -1,0 +1,82 @@
+"""When an engine that ended is followed by another, on which device, and when that is pointless.
+
+Owns the rules and their clock; `engine_host.py` starts processes by them. Before the first success somebody waits for
+an answer, so loading is given up after a few tries. Afterwards it must come back by itself, however long that takes.
+
+A device may be away for a while: its driver starts late, or it is lost and comes back after a suspend. It gets
+`DEVICE_PATIENCE_S`; then, where that is configured, the CPU serves in its place until the daemon is started again.
+"""
+
+import time
+from collections.abc import Callable
+
+DEVICE_PATIENCE_S = 60.0
+MAX_FAILED_LOADS = 3
+
+# Starting again would end the same way.
+_PERMANENT_CODES = frozenset(
+    {
+        "invalid_setting",
+        "unknown_setting",
+        "unsupported_model",
+        "unsupported_device",
+        "model_unavailable",
+        "checksum_mismatch",
+    }
+)
+_FIRST_DELAY_S = 0.25
+_MAX_DELAY_S = 30.0
+# An engine that served this long has earned a quick restart.
+_STABLE_S = 60.0
+
+
+class RestartPolicy:
+    """The life of engines so far.
+
+    Attributes:
+        has_fallen_back: the CPU serves in place of the configured device.
+    """
+
+    def __init__(self, *, can_fall_back: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self.has_fallen_back = False
+        self._can_fall_back = can_fall_back
+        self._clock = clock
+        self._has_served = False
+        self._num_failed_loads = 0
+        self._device_away_since_s: float | None = None
+        self._delay_s = _FIRST_DELAY_S
+
+    def after_serving(self, seconds: float) -> float:
+        """Seconds to wait before the engine that follows one which served so long."""
+        self._has_served = True
+        self._num_failed_loads = 0
+        self._device_away_since_s = None
+        if seconds > _STABLE_S:
+            self._delay_s = _FIRST_DELAY_S
+        return self._next_delay()
+
+    def after_failed_load(self, code: str | None) -> float | None:
+        """Seconds to wait before the next try; `None`: another would end the same way. `code` says how it failed."""
+        if code in _PERMANENT_CODES:
+            return None
+        if code == "device_unavailable":
+            return self._after_absence()
+        self._num_failed_loads += 1
+        if not self._has_served and self._num_failed_loads >= MAX_FAILED_LOADS:
+            return None
+        return self._next_delay()
+
+    def _after_absence(self) -> float | None:
+        now = self._clock()
+        if self._device_away_since_s is None:
+            self._device_away_since_s = now
+        if now - self._device_away_since_s < DEVICE_PATIENCE_S:
+            return self._next_delay()
+        if self._can_fall_back:
+            self.has_fallen_back = True
+            return 0.0
+        return self._next_delay() if self._has_served else None
+
+    def _next_delay(self) -> float:
+        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, _MAX_DELAY_S)
+        return delay_s
