@@ -169,7 +169,7 @@ INFO = EngineInfo(
 def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo]:
-    """`ok`, `slow`, `away` (not from a CPU), `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, made by the first."""
+    """`ok`, `slow`, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, made by the first."""
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
         for percent in range(0, 100, 43):
