@@ -1,0 +1,32 @@
+"""A kernel with everything that compiling it needs, so that it can be built where there is no GPU."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel for one choice of constants.
+
+    Attributes:
+        name: operation and what sets it apart, such as `paged_attention.decode.int8.128`.
+        kernel: the function under `triton.jit`.
+        signature: argument → Triton's type, such as `*bf16`, `i32` or `constexpr`.
+        constants: argument → value, of those that are `constexpr`.
+        aligned: pointers and strides that are multiples of 16, which 16-byte loads need to know.
+        num_warps, num_stages: as launched.
+        is_8b: a Llama of 8 billion parameters uses it, so it may spill no register.
+        has_products: it multiplies matrices, so it has to contain matrix instructions.
+    """
+
+    name: str
+    kernel: JITFunction[Any]
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    aligned: frozenset[str] = frozenset()
+    num_warps: int = 4
+    num_stages: int = 2
+    is_8b: bool = False
+    has_products: bool = False
