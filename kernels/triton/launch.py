@@ -1,0 +1,102 @@
+"""How each kernel is launched on each architecture: the one table, the reason beside each row. Nothing is tuned live.
+
+A kernel asks `launch_for` with the sizes that matter to it and gets the first row that fits. Knows no tensor.
+What a row costs in registers and shared memory is read from the cubins ahead of time, on a machine without a card.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+
+# Shared memory that one program may take decides how many tiles can be under way at once.
+#     64 KiB   75
+#     99 KiB   86, 89, 120 (and 121)
+#     163 KiB  80 (and 87)
+#     227 KiB  90, 100 (and 103)
+WITH_MUCH_SHARED_MEMORY = frozenset({80, 87, 90, 100, 103})
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Of one kernel.
+
+    Attributes:
+        tiles: sizes by the name that the kernel gives them.
+        num_warps: of one program.
+        num_stages: loop iterations whose loads are under way at once, the one that computes included.
+    """
+
+    tiles: Mapping[str, int]
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        kernel: its name, as its module asks for it.
+        reason: why these numbers, in one or two sentences.
+        archs: compute capabilities such as 90 that the row is for; `None` is all of them.
+        limits: size → the largest for which the row holds. The kernel names its sizes when it asks.
+    """
+
+    kernel: str
+    launch: Launch
+    reason: str
+    archs: frozenset[int] | None = None
+    limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def fits(self, kernel: str, arch: int, sizes: Mapping[str, int]) -> bool:
+        return (
+            kernel == self.kernel
+            and (self.archs is None or arch in self.archs)
+            and all(sizes[name] <= limit for name, limit in self.limits.items())
+        )
+
+
+# The first row that fits is taken, so narrow ones come before wide ones, and each kernel ends with one for everything.
+TABLE: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What launching depends on.
+
+    Attributes:
+        arch: compute capability: 90 of sm_90.
+        num_processors: streaming multiprocessors.
+    """
+
+    arch: int
+    num_processors: int
+
+
+# What the interpreter pretends to be: the oldest of the architectures with bfloat16, with so few processors that small
+# tests meet full and empty ones.
+INTERPRETED = Card(arch=80, num_processors=8)
+
+
+@functools.cache
+def card_of(device: torch.device) -> Card:
+    if device.type != "cuda":
+        return INTERPRETED
+    properties = torch.cuda.get_device_properties(device)
+    return Card(10 * properties.major + properties.minor, properties.multi_processor_count)
+
+
+@functools.cache
+def launch_for(kernel: str, arch: int, **sizes: int) -> Launch:
+    """The launch of `kernel` on `arch`.
+
+    Raises:
+        LookupError: the table has no row for it.
+    """
+    for row in TABLE:
+        if row.fits(kernel, arch, sizes):
+            return row.launch
+    raise LookupError(f"no launch of {kernel!r} on sm_{arch} for {sizes}; add a row to kernels/triton/launch.py")
