@@ -1,8 +1,12 @@
-"""A kernel with everything that compiling it needs, so that it can be built where there is no GPU."""
+"""A kernel with everything that compiling it needs, so that it can be built where there is no GPU.
+
+Every operation's module has `variants(arch) -> list[Variant]`, as the launch table has them for that architecture.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from triton.runtime.jit import JITFunction
 
 
@@ -30,3 +34,7 @@ class Variant:
     num_stages: int = 2
     is_8b: bool = False
     has_products: bool = False
+
+
+# Triton's names of the dtypes that activations and caches have.
+TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8"}
