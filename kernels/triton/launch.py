@@ -60,7 +60,25 @@ class Row:
 
 
 # The first row that fits is taken, so narrow ones come before wide ones, and each kernel ends with one for everything.
-TABLE: tuple[Row, ...] = ()
+TABLE: tuple[Row, ...] = (
+    Row(
+        "rms_norm",
+        Launch({"numbers": 1024}, num_warps=4, num_stages=1),
+        "a head's norm: a program of several rows, 8 numbers a thread, so that each load is 16 bytes",
+        limits={"size": 1024},
+    ),
+    Row(
+        "rms_norm",
+        Launch({"numbers": 1}, num_warps=8, num_stages=1),
+        "a row a program; 16 to 32 numbers a thread, several loads of 16 bytes under way",
+        limits={"size": 8192},
+    ),
+    Row(
+        "rms_norm",
+        Launch({"numbers": 1}, num_warps=16, num_stages=1),
+        "at 8 warps a row of 16384 would hold 64 numbers a thread, twice with a residual",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
