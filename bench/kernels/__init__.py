@@ -1,1 +1,1 @@
-"""One benchmark for each Triton kernel, under the kernel's name: time on this machine's card beside what it must move."""
+"""A benchmark for each Triton kernel, under its name: time on this machine's card beside what it must move."""

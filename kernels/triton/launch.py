@@ -78,6 +78,11 @@ TABLE: tuple[Row, ...] = (
         Launch({"numbers": 1}, num_warps=16, num_stages=1),
         "at 8 warps a row of 16384 would hold 64 numbers a thread, twice with a residual",
     ),
+    Row(
+        "silu_and_mul",
+        Launch({"columns": 1024}, num_warps=4, num_stages=1),
+        "8 numbers a thread are one load of 16 bytes of each half; a row of 14336 is 14 programs",
+    ),
 )
 
 

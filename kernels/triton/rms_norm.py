@@ -141,9 +141,8 @@ def _variant(arch: int, size: int, *, has_residual: bool, dtype: torch.dtype) ->
     return Variant(
         name=f"rms_norm.{'add.' if has_residual else ''}{kind}.{size}",
         kernel=_rms_norm_kernel,
-        signature={name: f"*{kind}" for name in pointers}
-        | {"num_rows": "i32", "inner": "i32"}
-        | {name: "i32" for name in strides}
+        signature=dict.fromkeys(pointers, f"*{kind}")
+        | dict.fromkeys(("num_rows", "inner", *strides), "i32")
         | {"eps": "fp32"},
         constants=constants,
         aligned=frozenset((*pointers, *strides)),

@@ -1,4 +1,4 @@
-"""What every Triton kernel's test needs: an interpreter that rounds, and memory that shows where a kernel did not write."""
+"""What every Triton kernel's test needs: an interpreter that rounds, and memory that shows what nobody wrote."""
 
 from collections.abc import Iterator
 from typing import Any
