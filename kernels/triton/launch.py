@@ -83,6 +83,60 @@ TABLE: tuple[Row, ...] = (
         Launch({"columns": 1024}, num_warps=4, num_stages=1),
         "8 numbers a thread are one load of 16 bytes of each half; a row of 14336 is 14 programs",
     ),
+    Row(
+        "rope_kv",
+        Launch({"heads": 8}, num_warps=4, num_stages=1),
+        "8 heads of 128 are 8 numbers a thread, one load of 16 bytes; a Llama-8B's token is 6 programs",
+    ),
+    # Attention: `rows` of queries with all heads of a group, and `row_bytes` of a key as it is multiplied.
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 64}, num_warps=4, num_stages=3),
+        "16 rows are the least of a matrix instruction; keys and values of two tiles under way are 64 KiB at 256 bytes",
+        limits={"rows": 16, "row_bytes": 256},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 32, "keys": 64}, num_warps=4, num_stages=3),
+        "several guesses of one sequence, or a group of up to 32 heads",
+        limits={"rows": 32, "row_bytes": 256},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 32, "keys": 32}, num_warps=4, num_stages=3),
+        "long rows: half the keys, so that shared memory stays the same",
+        limits={"rows": 32, "row_bytes": 512},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=2),
+        "rows of 1024 bytes, and groups of up to 64 heads: few, so what matters is that they fit everywhere",
+        limits={"rows": 64},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 64}, num_warps=4, num_stages=3),
+        "chunks shorter than a high tile would leave most of it empty",
+        limits={"rows": 64, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 128, "keys": 64}, num_warps=8, num_stages=3),
+        "each key is read once for 128 rows, 64 numbers a thread to add up",
+        limits={"group": 128, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 32}, num_warps=8, num_stages=2),
+        "long rows: half of both, for registers and shared memory",
+        limits={"group": 64, "row_bytes": 512},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=2),
+        "rows of 1024 bytes: what fits everywhere",
+        limits={"group": 64},
+    ),
 )
 
 
