@@ -21,8 +21,7 @@ class AttentionShape:
     Attributes:
         dtype: of queries and outputs.
         group: query heads that share a KV head.
-        sliding_window: 0 for none.
-        soft_cap: 0 for none.
+        sliding_window, soft_cap: as in `ops.paged_attention`.
     """
 
     dtype: torch.dtype
@@ -31,8 +30,8 @@ class AttentionShape:
     group: int
     block_size: int
     head_dim: int
-    sliding_window: int = 0
-    soft_cap: float = 0.0
+    sliding_window: int | None = None
+    soft_cap: float | None = None
 
     @classmethod
     def of(
@@ -60,8 +59,8 @@ class AttentionShape:
             num_heads // num_kv_heads,
             block_size,
             head_dim,
-            sliding_window or 0,
-            soft_cap or 0.0,
+            sliding_window,
+            soft_cap,
         )
 
     @property
@@ -76,11 +75,6 @@ class AttentionShape:
     @property
     def form_name(self) -> str:
         return self.form.name
-
-    @property
-    def has_row_scales(self) -> bool:
-        """Whether a row is to be multiplied by one scale of its own."""
-        return self.form.name in ("int8", "fp8")
 
     @property
     def record(self) -> int:
@@ -118,7 +112,8 @@ def chunk_launch(arch: int, shape: AttentionShape, rows: int) -> Launch:
 
 def _launch(kernel: str, arch: int, shape: AttentionShape, rows: int) -> Launch:
     row_bytes = shape.dims * shape.product_dtype.itemsize
-    return launch_for(kernel, arch, rows=rows, group=shape.group, row_bytes=row_bytes)
+    is_quantized = int(shape.form.dtype is None)
+    return launch_for(kernel, arch, rows=rows, group=shape.group, row_bytes=row_bytes, is_quantized=is_quantized)
 
 
 # Llama 3 8B, by form of the cache.

@@ -13,7 +13,10 @@ float32. `SHAPE` is an `AttentionShape`. Knows nothing of how tiles are shared o
 import triton
 import triton.language as tl
 
-from pagedd.kernels.triton.kv_rows import INTERPRETED, find_records, load_row_scales, load_rows
+from pagedd.kernels.triton.kv_rows import find_records, load_rows
+
+# The interpreter multiplies bfloat16's bits as if they were integers, so there it has to widen first.
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -84,7 +87,7 @@ def store_rows(
 @triton.jit
 def first_visible(position, SHAPE: tl.constexpr):
     """The oldest key that a query at `position` sees."""
-    return tl.maximum(position - SHAPE.sliding_window + 1, 0) if SHAPE.sliding_window else 0
+    return tl.maximum(position - SHAPE.sliding_window + 1, 0) if SHAPE.sliding_window is not None else 0
 
 
 @triton.jit
@@ -105,7 +108,7 @@ def see_keys(
     query,  # [ROWS, dims]
     positions,  # [ROWS]
     first_key,
-    end_key,  # all keys before it are written
+    end_key,  # all keys before it are written; without a mask, whole tiles end there
     keys_ptr,  # planes of the layer: [num_blocks, num_kv_heads, block_size, head_dim], or records
     values_ptr,
     table_ptr,  # [max_num_blocks] int32, of the sequence
@@ -119,32 +122,26 @@ def see_keys(
     DTYPE: tl.constexpr = SHAPE.product_type
     for start in range(first_key, end_key, KEYS):
         keys = start + tl.arange(0, KEYS)
-        is_there = keys < end_key
+        is_there = keys < end_key if IS_MASKED else tl.full([KEYS], True, tl.int1)
         records = find_records(table_ptr, keys, is_there, kv_head, SHAPE)
         offsets = keys % SHAPE.block_size
         key = load_rows(keys_ptr, records, offsets, is_there, SHAPE)
         scores = _dot(query, tl.trans(key), tl.zeros([query.shape[0], KEYS], tl.float32))
-        if SHAPE.has_row_scales:
-            scores *= load_row_scales(keys_ptr, records, offsets, is_there, SHAPE)[None, :]
-        if SHAPE.soft_cap:
+        if SHAPE.soft_cap is not None:
             scores = _tanh(scores * (scale / SHAPE.soft_cap)) * (SHAPE.soft_cap * _LOG2_E)
         else:
             scores *= scale * _LOG2_E
         if IS_MASKED:
             is_visible = is_there[None, :] & (keys[None, :] <= positions[:, None])
-            if SHAPE.sliding_window:
+            if SHAPE.sliding_window is not None:
                 is_visible &= keys[None, :] > (positions - SHAPE.sliding_window)[:, None]
             scores = tl.where(is_visible, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         # Of a row that has seen no key yet: −∞ − −∞ would be NaN.
         level = tl.where(new_peak == float("-inf"), 0.0, new_peak) if IS_MASKED else new_peak
         decay = tl.exp2(peak - level)
-        # An int8 row's scale is a 127th of its largest number. In float16 its product with a small weight would leave
-        # the range of normal numbers, so weights are 64 times as large; the division by l takes that out again.
-        weights = tl.exp2(scores - (level - 6 if SHAPE.form_name == "int8" else level)[:, None])
+        weights = tl.exp2(scores - level[:, None])
         total = total * decay + tl.sum(weights, axis=1)
-        if SHAPE.has_row_scales:
-            weights *= load_row_scales(values_ptr, records, offsets, is_there, SHAPE)[None, :]
         value = load_rows(values_ptr, records, offsets, is_there, SHAPE)
         output = _dot(weights.to(DTYPE), value, output * decay[:, None])
         peak = new_peak
@@ -159,7 +156,7 @@ def divisor(total):
 
 @triton.jit
 def _dot(a, b, accumulator):
-    if INTERPRETED:
+    if _INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, accumulator, input_precision="ieee")  # no float32 is cut down to tf32
 

@@ -1,21 +1,15 @@
 """Rows of cached keys and values in registers: loading them from their blocks, and undoing each form of `kv_form.py`.
 
-A row that is not there and the dimensions past the head's own read as 0, never as what an earlier owner of the block
-left: 0 · NaN would reach the output. Rows that int8 and fp8 hold come without their scale, which multiplies a key's
-scores and a value's weights, once for a row instead of once for a number; int4, with a scale for each group of 32,
-comes whole.
+A row that is not there reads as 0, never as what an earlier owner of the block left: 0 · NaN would reach the output.
+What is past a head's last dimension reads as some number; the query's is 0 there, and the output's is not stored.
 
-Bytes are taken apart with integer arithmetic, so every architecture reads every form. `SHAPE` is an `AttentionShape`.
-Knows nothing of sequences.
+Bytes become float32 by integer arithmetic on their bits, so every architecture reads every form, and most without a
+conversion for each number; int8 and int4 then are one multiplication and addition, number · step + origin. The result
+is exact but for its rounding to the dtype of products. `SHAPE` is an `AttentionShape`. Knows nothing of sequences.
 """
 
 import triton
 import triton.language as tl
-
-# The interpreter computes with bfloat16's bits as if they were integers, so there it has to widen first.
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-_E4M3_UNIT = tl.constexpr(256.0)  # e4m3's bits in float16's places make a number smaller by the biases' difference
 
 
 @triton.jit
@@ -39,45 +33,41 @@ def load_rows(
     is_there,  # [N]
     SHAPE: tl.constexpr,
 ):
-    """[N, dims] in the dtype of products; to be multiplied by `load_row_scales` where the form has them."""
-    DTYPE: tl.constexpr = SHAPE.product_type
+    """[N, dims] in the dtype of products."""
     if SHAPE.form_name == "int4":
         rows = _load_int4(plane_ptr, records, offsets, is_there, SHAPE)
     else:
         rows = _load_values(plane_ptr, records + offsets * SHAPE.head_dim, is_there, SHAPE.head_dim, SHAPE.dims)
         if SHAPE.form_name == "int8":
-            numbers = rows.to(tl.int8, bitcast=True)
-            rows = numbers.to(tl.float32).to(DTYPE) if INTERPRETED else numbers.to(DTYPE)
+            # Behind the first bits of 2¹⁵ lie those of q + 128. Both products with a scale's 8 bits are exact.
+            bits = (rows ^ 0x80).to(tl.uint32) << 8 | 0x47000000
+            scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
+            rows = bits.to(tl.float32, bitcast=True) * scale - (32768 + 128) * scale
         elif SHAPE.form_name == "fp8":
-            # Sign, exponent and mantissa come in the order of float16's, and subnormal numbers work out as well.
+            # Sign, exponent and mantissa come in the order of float16's, whose exponent is 8 less; subnormals work out.
             bits = (rows.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4080
-            rows = bits.to(tl.float16, bitcast=True).to(DTYPE)
-    return rows
+            scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
+            rows = bits.to(tl.float16, bitcast=True).to(tl.float32) * (256 * scale)
+    return rows.to(SHAPE.product_type)
 
 
 @triton.jit
-def load_row_scales(
-    plane_ptr,  # uint8
-    records,  # [N] int64
-    offsets,  # [N]
-    is_there,  # [N]
-    SHAPE: tl.constexpr,
-):
-    """[N] float32, of int8 and fp8."""
-    scales_ptr = plane_ptr.to(tl.pointer_type(tl.uint16))
-    starts = (records + SHAPE.block_size * SHAPE.head_dim) // 2
-    bits = tl.load(scales_ptr + starts + offsets, mask=is_there, other=0)
-    scales = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    return scales * _E4M3_UNIT if SHAPE.form_name == "fp8" else scales
+def _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N] float32."""
+    # As words of two: what is shorter than 4 bytes cannot be copied ahead of the loop.
+    words_ptr = plane_ptr.to(tl.pointer_type(tl.uint32))
+    starts = (records + SHAPE.block_size * SHAPE.head_dim) // 4
+    words = tl.load(words_ptr + starts + offsets // 2, mask=is_there, other=0)
+    return (words >> (offsets % 2 * 16) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _load_int4(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N, dims] float32."""
     N: tl.constexpr = records.shape[0]
-    DTYPE: tl.constexpr = SHAPE.product_type
+    NUM_GROUPS: tl.constexpr = (SHAPE.head_dim + 31) // 32
     VALUE_BYTES: tl.constexpr = SHAPE.head_dim // 2
     HALF: tl.constexpr = SHAPE.dims // 2
-    NUM_GROUPS: tl.constexpr = (SHAPE.head_dim + 31) // 32
     values = _load_values(plane_ptr, records + offsets * VALUE_BYTES, is_there, VALUE_BYTES, HALF)
     # A group's scale and offset, both bfloat16, are one word.
     words_ptr = plane_ptr.to(tl.pointer_type(tl.uint32))
@@ -85,12 +75,12 @@ def _load_int4(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
     words = _load_values(words_ptr, starts, is_there, NUM_GROUPS, SHAPE.dims // 32)
     scale = (words << 16).to(tl.float32, bitcast=True)
     base = (words & 0xFFFF0000).to(tl.float32, bitcast=True)
-    # q in the highest bits of a mantissa reads as 1 + q / 16, which spares a conversion for each number.
+    # q in the highest bits of the mantissa of 1 reads as 1 + q / 16.
     step, origin = 16 * scale[:, :, None], (base - 16 * scale)[:, :, None]
     bits = tl.reshape(values, [N, SHAPE.dims // 32, 16]).to(tl.uint32)
-    low = ((bits << 19) & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
-    high = ((bits << 15) & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
-    return tl.interleave(tl.reshape(low.to(DTYPE), [N, HALF]), tl.reshape(high.to(DTYPE), [N, HALF]))
+    low = (bits << 19 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
+    high = (bits << 15 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
+    return tl.interleave(tl.reshape(low, [N, HALF]), tl.reshape(high, [N, HALF]))
 
 
 @triton.jit

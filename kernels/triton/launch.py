@@ -18,6 +18,9 @@ import torch
 #     227 KiB  90, 100 (and 103)
 WITH_MUCH_SHARED_MEMORY = frozenset({80, 87, 90, 100, 103})
 
+# Those with wgmma or tcgen05; mma, which all others have, takes what it multiplies from registers.
+WITH_PRODUCTS_FROM_SHARED_MEMORY = frozenset({90, 100, 103})
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -88,52 +91,97 @@ TABLE: tuple[Row, ...] = (
         Launch({"heads": 8}, num_warps=4, num_stages=1),
         "8 heads of 128 are 8 numbers a thread, one load of 16 bytes; a Llama-8B's token is 6 programs",
     ),
-    # Attention: `rows` of queries with all heads of a group, and `row_bytes` of a key as it is multiplied.
+    # Products with quantized weights: `outs` of the result by `groups` of 32 inputs a step; where there are fewer than
+    # `programs` a processor, inputs are split, but not below `steps` a program.
+    Row(
+        "linear.vector",
+        Launch({"outs": 8, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
+        "a warp reads 512 bytes of a row at once; 8 outs are 512 programs for 4096, which keep enough loads under way",
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 16, "outs": 64, "groups": 2, "programs": 2, "steps": 8}, num_warps=4, num_stages=6),
+        "bound by the weight's bytes: narrow tiles, so that many programs read, and four steps of them under way",
+        limits={"rows": 16},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=4, num_stages=4),
+        "still few tiles; each number that is dequantized meets 64 rows",
+        limits={"rows": 128},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 128, "outs": 128, "groups": 2, "programs": 1, "steps": 16}, num_warps=8, num_stages=3),
+        "bound by the matrix units: a tile in which each number dequantized meets 128 rows; 32 sums a thread pair",
+    ),
+    Row(
+        "linear.sum_splits",
+        Launch({"columns": 512}, num_warps=4, num_stages=1),
+        "4 sums a thread are one load of 16 bytes a split",
+    ),
+    # Attention: `rows` of queries with all heads of a group, `row_bytes` of a key as it is multiplied, and whether the
+    # cache `is_quantized`, so that keys pass through registers on their way to the products. The loop's loads come in
+    # two steps, entries of the block table before the rows they point to, and share its stages: with 5, keys and values
+    # of two tiles are under way while a third is multiplied.
     Row(
         "attention.short",
-        Launch({"rows": 16, "keys": 64}, num_warps=4, num_stages=3),
-        "16 rows are the least of a matrix instruction; keys and values of two tiles under way are 64 KiB at 256 bytes",
+        Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=5),
+        "16 rows are the least of a matrix instruction; 38 KiB and 80 registers leave room for several programs",
         limits={"rows": 16, "row_bytes": 256},
     ),
     Row(
         "attention.short",
-        Launch({"rows": 32, "keys": 64}, num_warps=4, num_stages=3),
+        Launch({"rows": 32, "keys": 32}, num_warps=4, num_stages=5),
         "several guesses of one sequence, or a group of up to 32 heads",
         limits={"rows": 32, "row_bytes": 256},
     ),
     Row(
         "attention.short",
         Launch({"rows": 32, "keys": 32}, num_warps=4, num_stages=3),
-        "long rows: half the keys, so that shared memory stays the same",
+        "long rows: one tile under way, so that shared memory stays the same",
         limits={"rows": 32, "row_bytes": 512},
     ),
     Row(
         "attention.short",
-        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=2),
+        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=3),
         "rows of 1024 bytes, and groups of up to 64 heads: few, so what matters is that they fit everywhere",
         limits={"rows": 64},
     ),
     Row(
         "attention.chunk",
-        Launch({"rows": 64, "keys": 64}, num_warps=4, num_stages=3),
+        Launch({"rows": 64, "keys": 32}, num_warps=4, num_stages=5),
         "chunks shorter than a high tile would leave most of it empty",
         limits={"rows": 64, "row_bytes": 256},
     ),
     Row(
         "attention.chunk",
-        Launch({"rows": 128, "keys": 64}, num_warps=8, num_stages=3),
-        "each key is read once for 128 rows, 64 numbers a thread to add up",
+        Launch({"rows": 128, "keys": 64}, num_warps=8, num_stages=5),
+        "products read keys from shared memory, not from registers, so 64 fit beside 64 sums a thread; 131 KiB",
+        archs=WITH_PRODUCTS_FROM_SHARED_MEMORY,
         limits={"group": 128, "row_bytes": 256},
     ),
     Row(
         "attention.chunk",
-        Launch({"rows": 64, "keys": 32}, num_warps=8, num_stages=2),
-        "long rows: half of both, for registers and shared memory",
+        Launch({"rows": 128, "keys": 32}, num_warps=8, num_stages=5),
+        "a warp holds all keys of the tile in registers: 64 of them spill beside 64 sums a thread; 66 KiB",
+        limits={"group": 128, "row_bytes": 256, "is_quantized": 0},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 128, "keys": 16}, num_warps=8, num_stages=5),
+        "the same, and 32 keys spill beside the numbers on their way to shared memory",
+        limits={"group": 128, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 32}, num_warps=8, num_stages=3),
+        "long rows: half as many, for registers and shared memory",
         limits={"group": 64, "row_bytes": 512},
     ),
     Row(
         "attention.chunk",
-        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=2),
+        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=3),
         "rows of 1024 bytes: what fits everywhere",
         limits={"group": 64},
     ),

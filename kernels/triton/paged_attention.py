@@ -136,7 +136,7 @@ def _attend(
 ):
     """Programs (tile, KV head): tiles of chunks first, which take longest, the last of a chunk before its first."""
     program = tl.program_id(0)
-    if CHUNK_ROWS > 0:
+    if CHUNK_ROWS > 0:  # noqa: SIM102 – of a constant: what is not launched is not compiled
         if program < num_chunk_tiles:
             tile = num_chunk_tiles - 1 - program
             seq, first_query = _find_tile(query_starts_ptr, tile, num_seqs, num_short, CHUNK_ROWS // SHAPE.group)
@@ -155,9 +155,10 @@ def _attend(
                 first_query,
                 CHUNK_ROWS,
                 CHUNK_KEYS,
+                SHAPE.sliding_window is None,
                 SHAPE,
             )
-    if SHORT_ROWS > 0:
+    if SHORT_ROWS > 0:  # noqa: SIM102
         if program >= num_chunk_tiles:
             _attend_tile(
                 output_ptr,
@@ -174,6 +175,7 @@ def _attend(
                 0,
                 SHORT_ROWS,
                 SHORT_KEYS,
+                False,
                 SHAPE,
             )
 
@@ -216,6 +218,7 @@ def _attend_tile(
     first_query,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    HAS_COMMON_KEYS: tl.constexpr,  # whether whole tiles of keys, from the first, are seen by every row
     SHAPE: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
@@ -227,6 +230,26 @@ def _attend_tile(
     table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
     first_key = first_visible(first_position, SHAPE)
     output, total, peak = see_nothing(ROWS, SHAPE)
+    if HAS_COMMON_KEYS:
+        end_common = tl.minimum(first_position + 1, end_key) // KEYS * KEYS
+        output, total, peak = see_keys(
+            output,
+            total,
+            peak,
+            query,
+            positions,
+            first_key,
+            end_common,
+            keys_ptr,
+            values_ptr,
+            table_ptr,
+            kv_head,
+            scale,
+            KEYS,
+            False,
+            SHAPE,
+        )
+        first_key = end_common
     output, total, peak = see_keys(
         output,
         total,

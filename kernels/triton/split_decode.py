@@ -208,9 +208,9 @@ def _merge_splits(
         dims = tl.arange(0, SHAPE.dims)
         output = tl.zeros([SHAPE.dims], tl.float32)
         for first in range(0, num_filled, _MERGED_AT_ONCE):
-            splits = first + tl.arange(0, _MERGED_AT_ONCE)
-            is_filled = splits < num_filled
-            rows = splits * split_stride + row
+            some = first + tl.arange(0, _MERGED_AT_ONCE)
+            is_filled = some < num_filled
+            rows = some * split_stride + row
             weights = tl.exp2(tl.load(levels_ptr + rows, mask=is_filled, other=float("-inf")) - peak)
             part = tl.load(
                 partial_ptr + rows[:, None] * SHAPE.head_dim + dims[None, :],
