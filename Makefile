@@ -14,7 +14,7 @@ PACKAGES := client kernels engine daemon tui bench
 
 .PHONY: help
 help:  ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: kernels
 kernels: $(STAMP)  ## build the C++ kernels for this machine, once (half a minute)
@@ -29,6 +29,14 @@ run: kernels  ## set up, fetch the default model, start the daemon in the foregr
 .PHONY: test
 test: kernels  ## set up and run the tests (ARGS="-k name")
 	@$(VENV)/bin/pytest $(ARGS)
+
+.PHONY: test-kernels
+test-kernels: $(STAMP)  ## run the Triton kernels over all their shapes, interpreted (ARGS="-k name")
+	@OMP_NUM_THREADS=1 $(VENV)/bin/pytest tests/kernels/triton -m "kernels or not kernels" $(ARGS)
+
+.PHONY: kernels-aot
+kernels-aot: $(STAMP)  ## compile the Triton kernels for every GPU, without one (ARGS="--ops linear --archs 90")
+	@$(VENV)/bin/python -P -m pagedd.bench.kernels_aot $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) .typing  ## ruff, the format check, and mypy in strict mode

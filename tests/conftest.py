@@ -13,6 +13,9 @@ from pagedd.daemon.models import DEFAULT_MODEL, pull_model
 # A shell starts what it puts into the background with interrupts ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Triton's kernels run on the CPU, number by number as they are written. Read when triton is imported, whoever does it.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session")
 def model_gguf() -> Path:

@@ -1,0 +1,1 @@
+"""A benchmark for each Triton kernel, under its name: time on this machine's card beside what it must move."""

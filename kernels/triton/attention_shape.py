@@ -1,0 +1,124 @@
+"""What an attention kernel is compiled for: one constant, of which the kernels read attributes."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pagedd.kernels.kv_form import FORMS, KVForm, form_of
+from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.triton.launch import Launch, launch_for
+from pagedd.kernels.triton.variant import TRITON_TYPES
+
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One model's attention over one form of cache. Everything is known when a kernel is compiled.
+
+    Attributes:
+        dtype: of queries and outputs.
+        group: query heads that share a KV head.
+        sliding_window, soft_cap: as in `ops.paged_attention`.
+    """
+
+    dtype: torch.dtype
+    form: KVForm
+    num_kv_heads: int
+    group: int
+    block_size: int
+    head_dim: int
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+    @classmethod
+    def of(
+        cls, query: torch.Tensor, kv_layer: KVLayer, sliding_window: int | None, soft_cap: float | None
+    ) -> "AttentionShape":
+        """Of a call.
+
+        Raises:
+            ValueError: a tensor does not lie in memory as the kernels read it.
+        """
+        if isinstance(kv_layer, QuantizedLayer):
+            data, form, block_size = kv_layer.data, kv_layer.form, kv_layer.block_size
+        else:
+            data, form, block_size = kv_layer, form_of(kv_layer.dtype), kv_layer.shape[3]
+        _, num_heads, head_dim = query.shape
+        if not data[0].is_contiguous():
+            raise ValueError(f"the keys of a layer have strides {data[0].stride()}; they have to be contiguous")
+        if query.stride()[1:] != (head_dim, 1):
+            raise ValueError(f"query has strides {query.stride()}; the heads of a row have to be contiguous")
+        num_kv_heads = data.shape[2]
+        return cls(
+            query.dtype,
+            form,
+            num_kv_heads,
+            num_heads // num_kv_heads,
+            block_size,
+            head_dim,
+            sliding_window,
+            soft_cap,
+        )
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.group
+
+    @property
+    def dims(self) -> int:
+        """The power of two that holds a head: tiles have no other sizes."""
+        return int(triton.next_power_of_2(self.head_dim))
+
+    @property
+    def form_name(self) -> str:
+        return self.form.name
+
+    @property
+    def record(self) -> int:
+        """Elements of a plane that hold one block of one head: bytes of a quantized form, else numbers."""
+        itemsize = 1 if self.form.dtype is None else self.form.dtype.itemsize
+        return self.form.record_bytes(self.block_size, self.head_dim) // itemsize
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """What products are taken in."""
+        return self.form.dtype or self.dtype
+
+    @property
+    def product_type(self) -> tl.dtype:
+        """The same, as kernels name it."""
+        return _TRITON_DTYPES[self.product_dtype]
+
+    @property
+    def pointer_types(self) -> dict[str, str]:
+        """Argument of the kernels → Triton's type, of queries, output and planes."""
+        plane = "*" + TRITON_TYPES[self.form.dtype or torch.uint8]
+        query = "*" + TRITON_TYPES[self.dtype]
+        return {"output_ptr": query, "query_ptr": query, "keys_ptr": plane, "values_ptr": plane}
+
+
+def short_launch(arch: int, shape: AttentionShape, rows: int) -> Launch:
+    """Of tiles that hold all queries of a sequence: `rows` with all heads of a group."""
+    return _launch("attention.short", arch, shape, rows)
+
+
+def chunk_launch(arch: int, shape: AttentionShape, rows: int) -> Launch:
+    """Of tiles of longer sequences, of which the longest has `rows`."""
+    return _launch("attention.chunk", arch, shape, rows)
+
+
+def _launch(kernel: str, arch: int, shape: AttentionShape, rows: int) -> Launch:
+    row_bytes = shape.dims * shape.product_dtype.itemsize
+    is_quantized = int(shape.form.dtype is None)
+    return launch_for(kernel, arch, rows=rows, group=shape.group, row_bytes=row_bytes, is_quantized=is_quantized)
+
+
+# Llama 3 8B, by form of the cache.
+LLAMA_8B = {
+    name: AttentionShape(form.dtype or torch.bfloat16, form, num_kv_heads=8, group=4, block_size=16, head_dim=128)
+    for name, form in FORMS.items()
+    if name != "float32"
+}

@@ -1,0 +1,93 @@
+"""Rows of cached keys and values in registers: loading them from their blocks, and undoing each form of `kv_form.py`.
+
+A row that is not there reads as 0, never as what an earlier owner of the block left: 0 · NaN would reach the output.
+What is past a head's last dimension reads as some number; the query's is 0 there, and the output's is not stored.
+
+Bytes become float32 by integer arithmetic on their bits, so every architecture reads every form, and most without a
+conversion for each number; int8 and int4 then are one multiplication and addition, number · step + origin. The result
+is exact but for its rounding to the dtype of products. `SHAPE` is an `AttentionShape`. Knows nothing of sequences.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_records(
+    table_ptr,  # [max_num_blocks] int32, of one sequence
+    positions,  # [N]
+    is_there,  # [N]
+    kv_head,
+    SHAPE: tl.constexpr,
+):
+    """[N] int64: where in a plane the block of each position begins for this head, in elements of the plane."""
+    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=is_there, other=0)
+    return (blocks.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * SHAPE.record
+
+
+@triton.jit
+def load_rows(
+    plane_ptr,  # keys or values, [num_blocks, num_kv_heads, record]: numbers of a float form, else uint8
+    records,  # [N] int64, as `find_records` gives them
+    offsets,  # [N], of rows in their blocks
+    is_there,  # [N]
+    SHAPE: tl.constexpr,
+):
+    """[N, dims] in the dtype of products."""
+    if SHAPE.form_name == "int4":
+        rows = _load_int4(plane_ptr, records, offsets, is_there, SHAPE)
+    else:
+        rows = _load_values(plane_ptr, records + offsets * SHAPE.head_dim, is_there, SHAPE.head_dim, SHAPE.dims)
+        if SHAPE.form_name == "int8":
+            # Behind the first bits of 2¹⁵ lie those of q + 128. Both products with a scale's 8 bits are exact.
+            bits = (rows ^ 0x80).to(tl.uint32) << 8 | 0x47000000
+            scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
+            rows = bits.to(tl.float32, bitcast=True) * scale - (32768 + 128) * scale
+        elif SHAPE.form_name == "fp8":
+            # Sign, exponent and mantissa come in the order of float16's, whose exponent is 8 less; subnormals work out.
+            bits = (rows.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4080
+            scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
+            rows = bits.to(tl.float16, bitcast=True).to(tl.float32) * (256 * scale)
+    return rows.to(SHAPE.product_type)
+
+
+@triton.jit
+def _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N] float32."""
+    # As words of two: what is shorter than 4 bytes cannot be copied ahead of the loop.
+    words_ptr = plane_ptr.to(tl.pointer_type(tl.uint32))
+    starts = (records + SHAPE.block_size * SHAPE.head_dim) // 4
+    words = tl.load(words_ptr + starts + offsets // 2, mask=is_there, other=0)
+    return (words >> (offsets % 2 * 16) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load_int4(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N, dims] float32."""
+    N: tl.constexpr = records.shape[0]
+    NUM_GROUPS: tl.constexpr = (SHAPE.head_dim + 31) // 32
+    VALUE_BYTES: tl.constexpr = SHAPE.head_dim // 2
+    HALF: tl.constexpr = SHAPE.dims // 2
+    values = _load_values(plane_ptr, records + offsets * VALUE_BYTES, is_there, VALUE_BYTES, HALF)
+    # A group's scale and offset, both bfloat16, are one word.
+    words_ptr = plane_ptr.to(tl.pointer_type(tl.uint32))
+    starts = (records + SHAPE.block_size * VALUE_BYTES) // 4 + offsets * NUM_GROUPS
+    words = _load_values(words_ptr, starts, is_there, NUM_GROUPS, SHAPE.dims // 32)
+    scale = (words << 16).to(tl.float32, bitcast=True)
+    base = (words & 0xFFFF0000).to(tl.float32, bitcast=True)
+    # q in the highest bits of the mantissa of 1 reads as 1 + q / 16.
+    step, origin = 16 * scale[:, :, None], (base - 16 * scale)[:, :, None]
+    bits = tl.reshape(values, [N, SHAPE.dims // 32, 16]).to(tl.uint32)
+    low = (bits << 19 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
+    high = (bits << 15 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
+    return tl.interleave(tl.reshape(low, [N, HALF]), tl.reshape(high, [N, HALF]))
+
+
+@triton.jit
+def _load_values(plane_ptr, starts, is_there, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """[N, PADDED]: `SIZE` elements from each start on, then zeros."""
+    places = tl.arange(0, PADDED)
+    is_value = is_there[:, None]
+    if SIZE != PADDED:
+        is_value = is_value & (places < SIZE)[None, :]
+    return tl.load(plane_ptr + starts[:, None] + places[None, :], mask=is_value, other=0)

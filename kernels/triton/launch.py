@@ -1,0 +1,227 @@
+"""How each kernel is launched on each architecture: the one table, the reason beside each row. Nothing is tuned live.
+
+A kernel asks `launch_for` with the sizes that matter to it and gets the first row that fits. Knows no tensor.
+What a row costs in registers and shared memory is read from the cubins ahead of time, on a machine without a card.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+
+# Shared memory that one program may take decides how many tiles can be under way at once.
+#     64 KiB   75
+#     99 KiB   86, 89, 120 (and 121)
+#     163 KiB  80 (and 87)
+#     227 KiB  90, 100 (and 103)
+WITH_MUCH_SHARED_MEMORY = frozenset({80, 87, 90, 100, 103})
+
+# Those with wgmma or tcgen05; mma, which all others have, takes what it multiplies from registers.
+WITH_PRODUCTS_FROM_SHARED_MEMORY = frozenset({90, 100, 103})
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Of one kernel.
+
+    Attributes:
+        tiles: sizes by the name that the kernel gives them.
+        num_warps: of one program.
+        num_stages: loop iterations whose loads are under way at once, the one that computes included.
+    """
+
+    tiles: Mapping[str, int]
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        kernel: its name, as its module asks for it.
+        reason: why these numbers, in one or two sentences.
+        archs: compute capabilities such as 90 that the row is for; `None` is all of them.
+        limits: size → the largest for which the row holds. The kernel names its sizes when it asks.
+    """
+
+    kernel: str
+    launch: Launch
+    reason: str
+    archs: frozenset[int] | None = None
+    limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def fits(self, kernel: str, arch: int, sizes: Mapping[str, int]) -> bool:
+        return (
+            kernel == self.kernel
+            and (self.archs is None or arch in self.archs)
+            and all(sizes[name] <= limit for name, limit in self.limits.items())
+        )
+
+
+# The first row that fits is taken, so narrow ones come before wide ones, and each kernel ends with one for everything.
+TABLE: tuple[Row, ...] = (
+    Row(
+        "rms_norm",
+        Launch({"numbers": 1024}, num_warps=4, num_stages=1),
+        "a head's norm: a program of several rows, 8 numbers a thread, so that each load is 16 bytes",
+        limits={"size": 1024},
+    ),
+    Row(
+        "rms_norm",
+        Launch({"numbers": 1}, num_warps=8, num_stages=1),
+        "a row a program; 16 to 32 numbers a thread, several loads of 16 bytes under way",
+        limits={"size": 8192},
+    ),
+    Row(
+        "rms_norm",
+        Launch({"numbers": 1}, num_warps=16, num_stages=1),
+        "at 8 warps a row of 16384 would hold 64 numbers a thread, twice with a residual",
+    ),
+    Row(
+        "silu_and_mul",
+        Launch({"columns": 1024}, num_warps=4, num_stages=1),
+        "8 numbers a thread are one load of 16 bytes of each half; a row of 14336 is 14 programs",
+    ),
+    Row(
+        "rope_kv",
+        Launch({"heads": 8}, num_warps=4, num_stages=1),
+        "8 heads of 128 are 8 numbers a thread, one load of 16 bytes; a Llama-8B's token is 6 programs",
+    ),
+    # Products with quantized weights: `outs` of the result by `groups` of 32 inputs a step; where there are fewer than
+    # `programs` a processor, inputs are split, but not below `steps` a program.
+    Row(
+        "linear.vector",
+        Launch({"outs": 8, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
+        "a warp reads 512 bytes of a row at once; 8 outs are 512 programs for 4096, which keep enough loads under way",
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 16, "outs": 64, "groups": 2, "programs": 2, "steps": 8}, num_warps=4, num_stages=6),
+        "bound by the weight's bytes: narrow tiles, so that many programs read, and four steps of them under way",
+        limits={"rows": 16},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=4, num_stages=4),
+        "still few tiles; each number that is dequantized meets 64 rows",
+        limits={"rows": 128},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 128, "outs": 128, "groups": 2, "programs": 1, "steps": 16}, num_warps=8, num_stages=3),
+        "bound by the matrix units: a tile in which each number dequantized meets 128 rows; 32 sums a thread pair",
+    ),
+    Row(
+        "linear.sum_splits",
+        Launch({"columns": 512}, num_warps=4, num_stages=1),
+        "4 sums a thread are one load of 16 bytes a split",
+    ),
+    # Attention: `rows` of queries with all heads of a group, `row_bytes` of a key as it is multiplied, and whether the
+    # cache `is_quantized`, so that keys pass through registers on their way to the products. The loop's loads come in
+    # two steps, entries of the block table before the rows they point to, and share its stages: with 5, keys and values
+    # of two tiles are under way while a third is multiplied.
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=5),
+        "16 rows are the least of a matrix instruction; 38 KiB and 80 registers leave room for several programs",
+        limits={"rows": 16, "row_bytes": 256},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 32, "keys": 32}, num_warps=4, num_stages=5),
+        "several guesses of one sequence, or a group of up to 32 heads",
+        limits={"rows": 32, "row_bytes": 256},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 32, "keys": 32}, num_warps=4, num_stages=3),
+        "long rows: one tile under way, so that shared memory stays the same",
+        limits={"rows": 32, "row_bytes": 512},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=3),
+        "rows of 1024 bytes, and groups of up to 64 heads: few, so what matters is that they fit everywhere",
+        limits={"rows": 64},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 32}, num_warps=4, num_stages=5),
+        "chunks shorter than a high tile would leave most of it empty",
+        limits={"rows": 64, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 128, "keys": 64}, num_warps=8, num_stages=5),
+        "products read keys from shared memory, not from registers, so 64 fit beside 64 sums a thread; 131 KiB",
+        archs=WITH_PRODUCTS_FROM_SHARED_MEMORY,
+        limits={"group": 128, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 128, "keys": 32}, num_warps=8, num_stages=5),
+        "a warp holds all keys of the tile in registers: 64 of them spill beside 64 sums a thread; 66 KiB",
+        limits={"group": 128, "row_bytes": 256, "is_quantized": 0},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 128, "keys": 16}, num_warps=8, num_stages=5),
+        "the same, and 32 keys spill beside the numbers on their way to shared memory",
+        limits={"group": 128, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 32}, num_warps=8, num_stages=3),
+        "long rows: half as many, for registers and shared memory",
+        limits={"group": 64, "row_bytes": 512},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=3),
+        "rows of 1024 bytes: what fits everywhere",
+        limits={"group": 64},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What launching depends on.
+
+    Attributes:
+        arch: compute capability: 90 of sm_90.
+        num_processors: streaming multiprocessors.
+    """
+
+    arch: int
+    num_processors: int
+
+
+# What the interpreter pretends to be: the oldest of the architectures with bfloat16, with so few processors that small
+# tests meet full and empty ones.
+INTERPRETED = Card(arch=80, num_processors=8)
+
+
+@functools.cache
+def card_of(device: torch.device) -> Card:
+    if device.type != "cuda":
+        return INTERPRETED
+    properties = torch.cuda.get_device_properties(device)
+    return Card(10 * properties.major + properties.minor, properties.multi_processor_count)
+
+
+@functools.cache
+def launch_for(kernel: str, arch: int, **sizes: int) -> Launch:
+    """The launch of `kernel` on `arch`.
+
+    Raises:
+        LookupError: the table has no row for it.
+    """
+    for row in TABLE:
+        if row.fits(kernel, arch, sizes):
+            return row.launch
+    raise LookupError(f"no launch of {kernel!r} on sm_{arch} for {sizes}; add a row to kernels/triton/launch.py")

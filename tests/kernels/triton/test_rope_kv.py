@@ -1,0 +1,148 @@
+"""Rope and the writing of keys and values in Triton against the specification."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pagedd.kernels import reference
+from pagedd.kernels.kv_form import FORMS
+from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.triton.rope_kv import apply_rope, rope_and_write_kv, write_kv
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def angles(num_tokens: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    radians = torch.randn(num_tokens, head_dim // 2) * 100
+    return radians.cos(), radians.sin()
+
+
+def empty_layer(form: str, num_kv_heads: int, block_size: int, head_dim: int, num_blocks: int = 4) -> KVLayer:
+    shape: tuple[int, ...] = (2, num_blocks, num_kv_heads)
+    if FORMS[form].dtype is not None:
+        return torch.full((*shape, block_size, head_dim), float("nan"), dtype=FORMS[form].dtype)
+    data = torch.full((*shape, FORMS[form].record_bytes(block_size, head_dim)), 0xAA, dtype=torch.uint8)
+    return QuantizedLayer(data, FORMS[form], block_size, head_dim)
+
+
+def tensor_of(kv_layer: KVLayer) -> torch.Tensor:
+    return kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer
+
+
+def copy_of(kv_layer: KVLayer) -> KVLayer:
+    return replace(kv_layer, data=kv_layer.data.clone()) if isinstance(kv_layer, QuantizedLayer) else kv_layer.clone()
+
+
+def expect_apart_and_fused_equal(
+    form: str, dtype: torch.dtype, *, block_size: int, head_dim: int, num_heads: int, num_kv_heads: int, num_tokens: int
+) -> None:
+    heads = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
+    query, key, value = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)  # views into wider rows
+    cos, sin = angles(num_tokens, head_dim)
+    slots = torch.randperm(4 * block_size)[:num_tokens]
+    fused = empty_layer(form, num_kv_heads, block_size, head_dim)
+    apart = copy_of(fused)
+    turned_query, turned_key = query.clone(), key.clone()
+    apply_rope(turned_query, cos, sin)
+    apply_rope(turned_key, cos, sin)
+    reference.write_kv(turned_key, value, apart, slots)
+    before = key.clone(), value.clone()
+
+    rope_and_write_kv(query, key, value, cos, sin, fused, slots)
+
+    assert torch.equal(query, turned_query)
+    assert torch.equal(tensor_of(fused).view(torch.uint8), tensor_of(apart).view(torch.uint8))
+    assert torch.equal(key, before[0])
+    assert torch.equal(value, before[1])
+
+
+@DTYPES
+@pytest.mark.parametrize("head_dim", [2, 64, 80, 96, 128, 256])
+def test_rope_turns_a_view_in_place_as_the_reference_does(dtype: torch.dtype, head_dim: int) -> None:
+    rows = torch.randn(2, 11, head_dim).to(dtype)
+    cos, sin = angles(2, head_dim)
+    expected = rows.clone()
+    reference.apply_rope(expected[:, 1:10], cos, sin)
+    apply_rope(rows[:, 1:10], cos, sin)
+    close(rows, expected)
+    assert torch.equal(rows[:, [0, 10]], expected[:, [0, 10]])
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@DTYPES
+def test_write_kv_equals_the_reference(dtype: torch.dtype, form: str) -> None:
+    qkv = torch.randn(4, 7, 64).to(dtype)
+    key, value = qkv[:, 3:5], qkv[:, 5:7]
+    slots = torch.tensor([11, 0, 25, 6])
+    written, expected = empty_layer(form, 2, 8, 64), empty_layer(form, 2, 8, 64)
+    write_kv(key, value, written, slots)
+    reference.write_kv(key, value, expected, slots)
+    assert torch.equal(tensor_of(written).view(torch.uint8), tensor_of(expected).view(torch.uint8))
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (9, 3), (16, 4), (8, 1)])
+def test_fused_is_rope_and_then_writing_to_the_last_bit(form: str, num_heads: int, num_kv_heads: int) -> None:
+    expect_apart_and_fused_equal(
+        form,
+        torch.bfloat16,
+        block_size=8,
+        head_dim=64,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        num_tokens=3,
+    )
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("form", list(FORMS))
+@DTYPES
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("ratio", [1, 3, 4, 8])
+def test_fused_is_rope_and_then_writing_over_all_shapes(
+    form: str, dtype: torch.dtype, block_size: int, head_dim: int, ratio: int
+) -> None:
+    expect_apart_and_fused_equal(
+        form, dtype, block_size=block_size, head_dim=head_dim, num_heads=3 * ratio, num_kv_heads=3, num_tokens=5
+    )
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+def test_slots_further_into_the_pool_than_32_bits_count_are_found(form: str) -> None:
+    """Memory is taken by the pages that are written, of a pool of more than 4 GiB a plane."""
+    head_dim, block_size, num_kv_heads = 64, 16, 1
+    record = FORMS[form].record_bytes(block_size, head_dim)
+    num_blocks = 2**32 // record + 8
+    data = torch.tensor([], dtype=torch.uint8).set_(
+        torch.UntypedStorage(2 * num_blocks * record), 0, (2, num_blocks, num_kv_heads, record)
+    )
+    kv_layer: KVLayer = (
+        QuantizedLayer(data, FORMS[form], block_size, head_dim)
+        if FORMS[form].dtype is None
+        else data.view(FORMS[form].dtype).view(2, num_blocks, num_kv_heads, block_size, head_dim)
+    )
+    key, value = torch.randn(2, 1, num_kv_heads, head_dim)
+    last = num_blocks - 1
+    write_kv(key, value, kv_layer, torch.tensor([last * block_size + 3]))
+    small = empty_layer(form, num_kv_heads, block_size, head_dim, num_blocks=1)
+    reference.write_kv(key, value, small, torch.tensor([3]))
+    if isinstance(kv_layer, QuantizedLayer) and isinstance(small, QuantizedLayer):
+        assert torch.equal(kv_layer.values[:, last, :, 3], small.values[:, 0, :, 3])
+        assert torch.equal(kv_layer.scales[:, last, :, 3], small.scales[:, 0, :, 3])
+    else:
+        assert torch.equal(tensor_of(kv_layer)[:, last, :, 3], tensor_of(small)[:, 0, :, 3])
+
+
+def test_no_tokens_are_no_work() -> None:
+    nothing = torch.empty(0, 2, 64)
+    kv_layer = torch.full((2, 1, 2, 16, 64), 7.0)
+    rope_and_write_kv(nothing, nothing, nothing, torch.empty(0, 32), torch.empty(0, 32), kv_layer, torch.empty(0))
+    assert bool((kv_layer == 7).all())
