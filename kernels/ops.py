@@ -1,16 +1,18 @@
 """The public kernels: one function each, answered by a backend that is chosen once, at start-up.
 
-A backend is a module with these functions under these signatures: `reference` (the specification) or `torch_ops`.
-Choosing is explained by `select_backend`; callers never ask which one answers. Shapes are those of `layout.py`.
+A backend is a module with these functions under these signatures: `reference` (the specification), `torch_ops`, or
+`triton` on a GPU. Choosing is explained by `select_backend`; callers never ask which one answers. Shapes are those of
+`layout.py`.
 """
 
+import importlib
 import os
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
-from pagedd.kernels import reference, torch_ops
+from pagedd.kernels import torch_ops
 from pagedd.kernels.layout import KVLayer, PagedBatch
 
 BACKEND_VARIABLE = "PAGEDD_KERNELS"
@@ -23,10 +25,19 @@ class Backend(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def apply_rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None: ...
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor: ...
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor
+    ) -> None: ...
+    def rope_and_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_layer: KVLayer,
+        slot_mapping: torch.Tensor,
     ) -> None: ...
     def paged_attention(
         self,
@@ -53,7 +64,11 @@ class BackendChoice:
     can_be_captured: bool = False
 
 
-_BACKENDS: dict[str, Backend] = {"reference": reference, "torch": torch_ops}
+_MODULES = {
+    "reference": "pagedd.kernels.reference",
+    "torch": "pagedd.kernels.torch_ops",
+    "triton": "pagedd.kernels.triton",
+}
 _active: Backend = torch_ops
 
 
@@ -61,18 +76,30 @@ def select_backend(device: torch.device) -> BackendChoice:
     """Chooses the backend for `device`; the environment variable PAGEDD_KERNELS overrides it.
 
     Raises:
-        ValueError: PAGEDD_KERNELS names no backend.
+        ValueError: PAGEDD_KERNELS names no backend, or one that does not run on `device`.
     """
     global _active
     asked = os.environ.get(BACKEND_VARIABLE)
-    if asked is None:
-        choice = BackendChoice("torch", f"the vectorised torch path is the one built for {device.type}")
-    elif asked in _BACKENDS:
-        choice = BackendChoice(asked, f"{BACKEND_VARIABLE}={asked} asks for it")
-    else:
-        raise ValueError(f"{BACKEND_VARIABLE}={asked!r}: no such backend; choose one of {', '.join(_BACKENDS)}")
-    _active = _BACKENDS[choice.name]
-    return choice
+    name, reason = _built_for(device) if asked is None else (asked, f"{BACKEND_VARIABLE}={asked} asks for it")
+    if name not in _MODULES:
+        raise ValueError(f"{BACKEND_VARIABLE}={name!r}: no such backend; choose one of {', '.join(_MODULES)}")
+    try:
+        # Only what is used is imported: triton takes its time, and a machine without a GPU need not have it.
+        module = importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        if asked is not None:
+            raise ValueError(f"{BACKEND_VARIABLE}={name!r}: {error}") from error
+        module, name, reason = torch_ops, "torch", f"Triton's kernels cannot be imported: {error}"
+    if name == "triton" and device.type != "cuda" and not module.IS_INTERPRETED:
+        raise ValueError(f"{BACKEND_VARIABLE}={name!r} on {device}: Triton needs a GPU, or TRITON_INTERPRET=1")
+    _active = cast(Backend, module)
+    return BackendChoice(name, reason, can_be_captured=name == "triton" and device.type == "cuda")
+
+
+def _built_for(device: torch.device) -> tuple[str, str]:
+    if device.type == "cuda":
+        return "triton", "its kernels are the ones built for GPUs"
+    return "torch", f"the vectorised torch path is the one built for {device.type}"
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -92,16 +119,6 @@ def add_rms_norm(
     return _active.add_rms_norm(x, residual, weight, eps)
 
 
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotates the heads of `x` in place (Su et al. 2021, in the half-split order of transformers).
-
-    Args:
-        x: [num_tokens, num_heads, head_dim]; may be a view into a wider row.
-        cos, sin: [num_tokens, head_dim // 2] float32, of each token's position times the inverse frequencies.
-    """
-    _active.apply_rope(x, cos, sin)
-
-
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """SwiGLU's middle (Shazeer 2020): [..., 2 × size] → [..., size], silu of the first half times the second."""
     return _active.silu_and_mul(x)
@@ -116,6 +133,27 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_map
         slot_mapping: [num_tokens] int64, no slot twice.
     """
     _active.write_kv(key, value, kv_layer, slot_mapping)
+
+
+def rope_and_write_kv(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Rotates `query` in place (Su et al. 2021, in the half-split order of transformers), and stores the rotated key.
+
+    What becomes of `key` itself is left open: nobody reads it again.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim]; like key and value it may be a view into a wider row.
+        key, value, kv_layer, slot_mapping: as in `write_kv`.
+        cos, sin: [num_tokens, head_dim // 2] float32, of each token's position times the inverse frequencies.
+    """
+    _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot_mapping)
 
 
 def paged_attention(

@@ -58,6 +58,20 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_map
                 kv_layer[plane, block, :, offset] = x[row]
 
 
+def rope_and_write_kv(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+) -> None:
+    apply_rope(query, cos, sin)
+    apply_rope(key, cos, sin)
+    write_kv(key, value, kv_layer, slot_mapping)
+
+
 def paged_attention(
     query: torch.Tensor,
     kv_layer: KVLayer,

@@ -142,14 +142,10 @@ class Decoder:
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(x).view(x.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
         query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        if layer.query_norm is None or layer.key_norm is None:
-            ops.apply_rope(heads[:, : num_heads + num_kv_heads], cos, sin)
-        else:
+        if layer.query_norm is not None and layer.key_norm is not None:
             query = ops.rms_norm(query, layer.query_norm, config.rms_norm_eps)
             key = ops.rms_norm(key, layer.key_norm, config.rms_norm_eps)
-            ops.apply_rope(query, cos, sin)
-            ops.apply_rope(key, cos, sin)
-        ops.write_kv(key, value, kv_layer, batch.attention.slot_mapping)
+        ops.rope_and_write_kv(query, key, value, cos, sin, kv_layer, batch.attention.slot_mapping)
         attended = ops.paged_attention(
             query, kv_layer, batch.attention, scale=self._scale, sliding_window=layer.sliding_window
         )

@@ -1,1 +1,20 @@
 """The GPU backend: every kernel of `ops.py` in Triton, one operation a file. Knows tensors, and no sequence."""
+
+import triton
+
+from pagedd.kernels.triton.paged_attention import paged_attention
+from pagedd.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from pagedd.kernels.triton.rope_kv import rope_and_write_kv, write_kv
+from pagedd.kernels.triton.silu_and_mul import silu_and_mul
+
+IS_INTERPRETED: bool = triton.knobs.runtime.interpret  # on a CPU, number by number
+
+__all__ = [
+    "IS_INTERPRETED",
+    "add_rms_norm",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_write_kv",
+    "silu_and_mul",
+    "write_kv",
+]

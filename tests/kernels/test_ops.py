@@ -1,11 +1,13 @@
 """Which backend answers, and why."""
 
 import inspect
+import sys
 
 import pytest
 import torch
 
 from pagedd.kernels import ops, reference, torch_ops
+from pagedd.kernels import triton as triton_ops
 
 CPU = torch.device("cpu")
 
@@ -33,11 +35,28 @@ def test_the_environment_overrides_the_choice(monkeypatch) -> None:
 
 def test_an_unknown_backend_is_refused_with_the_names_of_the_known_ones(monkeypatch) -> None:
     monkeypatch.setenv(ops.BACKEND_VARIABLE, "cudnn")
-    with pytest.raises(ValueError, match=r"PAGEDD_KERNELS='cudnn'.*reference, torch"):
+    with pytest.raises(ValueError, match=r"PAGEDD_KERNELS='cudnn'.*reference, torch, triton"):
         ops.select_backend(CPU)
 
 
-@pytest.mark.parametrize("backend", [reference, torch_ops], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_gpu_gets_triton_which_can_be_captured_and_torch_where_triton_is_missing(monkeypatch) -> None:
+    choice = ops.select_backend(torch.device("cuda", 0))
+    assert (choice.name, choice.can_be_captured) == ("triton", True)
+    monkeypatch.setitem(sys.modules, "pagedd.kernels.triton", None)
+    choice = ops.select_backend(torch.device("cuda", 0))
+    assert (choice.name, choice.can_be_captured) == ("torch", False)
+    assert choice.reason.startswith("Triton's kernels cannot be imported")
+
+
+def test_triton_on_a_cpu_is_refused_unless_it_is_interpreted(monkeypatch) -> None:
+    monkeypatch.setenv(ops.BACKEND_VARIABLE, "triton")
+    assert not ops.select_backend(CPU).can_be_captured
+    monkeypatch.setattr(triton_ops, "IS_INTERPRETED", False)
+    with pytest.raises(ValueError, match="Triton needs a GPU, or TRITON_INTERPRET=1"):
+        ops.select_backend(CPU)
+
+
+@pytest.mark.parametrize("backend", [reference, torch_ops, triton_ops], ids=lambda module: module.__name__.rpartition(".")[2])
 def test_backends_have_the_public_signatures(backend) -> None:
     names = [name for name in vars(ops.Backend) if not name.startswith("_")]
     assert len(names) == 6
