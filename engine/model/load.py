@@ -144,7 +144,7 @@ def _make_decoder(
             "invalid_setting", f"weight_dtype {settings.weight_dtype} needs the C++ kernels: {obstacle}; use auto"
         )
     level = logging.WARNING if device.type == "cpu" else logging.INFO
-    log.log(level, "the decoder runs over torch operations, because %s", obstacle)
+    log.log(level, "the decoder runs kernel by kernel, because %s", obstacle)
     return Decoder(config, checkpoint, dtype, device, progress)
 
 

@@ -1,0 +1,315 @@
+"""What a decode step of an 8B model must cost on a card, on paper: bytes, operations, launches, and the floor of each.
+
+    python -P -m pagedd.bench.roofline --markdown        the tables of docs/gpu.md
+
+Nothing here is measured on a GPU. Bytes and operations are those that the kernels' docstrings say they must move and
+do; the floor is the larger of bytes / bandwidth and operations / rate, from the makers' data sheets. Launches are
+counted: a small model of the same kind runs through the same decoder and kernels, interpreted on the CPU.
+
+    weights      groups of 32 in 4 bits with two float16 each, 5 bits a number; the embedding in bfloat16
+    KV           bfloat16, or int8 with a bfloat16 scale a row
+    prompt       a chunk of 2 048 tokens, its causal attention included
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pagedd.bench.report import Cell, print_report
+
+CONTEXT_LEN = 4096
+USABLE_SHARE = 0.9  # of a card's memory; the rest is the driver's, the context's and the activations'
+BATCHES = (1, 8, 64)
+CHUNK = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """From the maker's data sheet: GB/s, dense bfloat16 TFLOP/s with float32 sums, GiB."""
+
+    name: str
+    gb_per_s: float
+    tflop_per_s: float
+    memory_gib: int
+
+
+CARDS = (
+    Card("RTX 4070 Laptop", 256, 39, 8),
+    Card("RTX 4090", 1008, 165, 24),
+    Card("H200", 4800, 989, 141),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama. Sizes in numbers."""
+
+    layers: int = 32
+    hidden: int = 4096
+    inner: int = 14336
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocab: int = 128256
+
+    @property
+    def qkv(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def layer_weights(self) -> int:
+        return self.hidden * (self.qkv + self.heads * self.head_dim + 3 * self.inner)
+
+    @property
+    def head_weights(self) -> int:
+        return self.hidden * self.vocab
+
+
+LLAMA_8B = Shape()
+BYTES_PER_WEIGHT = 20 / 32  # 16 bytes of numbers, 4 of scale and offset
+KV_BYTES_PER_NUMBER = {"bf16": 2.0, "int8": 1 + 2 / 128}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one kernel moves and does, in all layers of one step."""
+
+    kernel: str
+    num_bytes: float
+    operations: float
+
+    def floor_ms(self, card: Card) -> float:
+        return 1e3 * max(self.num_bytes / (card.gb_per_s * 1e9), self.operations / (card.tflop_per_s * 1e12))
+
+
+def decode_step(
+    batch: int, *, kv_form: str = "int8", context_len: int = CONTEXT_LEN, shape: Shape = LLAMA_8B
+) -> list[Work]:
+    """One token for each of `batch` sequences with `context_len` tokens of context."""
+    return _step(rows=batch, keys_read=batch * context_len, pairs=batch * context_len, kv_form=kv_form, shape=shape)
+
+
+def prefill_step(num_tokens: int = CHUNK, *, kv_form: str = "int8", shape: Shape = LLAMA_8B) -> list[Work]:
+    """The first `num_tokens` of one prompt, of which one is sampled. A tile of 128 rows reads the keys before it."""
+    pairs = num_tokens * (num_tokens + 1) // 2
+    group = shape.heads // shape.kv_heads
+    return _step(num_tokens, keys_read=pairs * group // 128, pairs=pairs, kv_form=kv_form, shape=shape, num_sampled=1)
+
+
+def _step(
+    rows: int, *, keys_read: int, pairs: int, kv_form: str, shape: Shape, num_sampled: int | None = None
+) -> list[Work]:
+    layers, activation = shape.layers, 2  # bytes of a bfloat16
+    sampled = rows if num_sampled is None else num_sampled
+    kv_row = shape.kv_heads * shape.head_dim * KV_BYTES_PER_NUMBER[kv_form]
+    query = shape.heads * shape.head_dim
+    return [
+        Work("rms_norm", layers * 2 * rows * shape.hidden * activation * 4, layers * 2 * rows * shape.hidden * 6),
+        Work(
+            "linear",
+            layers
+            * (
+                shape.layer_weights * BYTES_PER_WEIGHT
+                + rows * activation * (3 * shape.hidden + shape.qkv + query + 3 * shape.inner)
+            ),
+            layers * 2 * rows * shape.layer_weights,
+        ),
+        Work(
+            "rope_kv",
+            layers * rows * (activation * (2 * query + 2 * shape.kv_heads * shape.head_dim) + 2 * kv_row),
+            layers * rows * 6 * query,
+        ),
+        Work(
+            "paged_attention",
+            layers * (2 * keys_read * kv_row + 2 * rows * query * activation),
+            layers * 4 * pairs * query,
+        ),
+        Work("silu_and_mul", layers * rows * 3 * shape.inner * activation, layers * rows * shape.inner * 5),
+        Work(
+            "head",
+            shape.head_weights * BYTES_PER_WEIGHT + sampled * (shape.hidden * activation + shape.vocab * 4),
+            2 * sampled * shape.head_weights,
+        ),
+    ]
+
+
+def memory_gib(batch: int, kv_form: str, shape: Shape = LLAMA_8B) -> float:
+    """Weights, and the KV of `batch` sequences of `CONTEXT_LEN` tokens."""
+    weights = (shape.layers * shape.layer_weights + shape.head_weights) * BYTES_PER_WEIGHT + shape.head_weights * 2
+    kv = batch * CONTEXT_LEN * shape.layers * 2 * shape.kv_heads * shape.head_dim * KV_BYTES_PER_NUMBER[kv_form]
+    return (weights + kv) / 2**30
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def kernel_rows() -> list[dict[str, Cell]]:
+    """Each kernel of a decode step by batch: GB, GFLOP, and the floor on each card."""
+    rows: list[dict[str, Cell]] = []
+    for batch in BATCHES:
+        for work in decode_step(batch):
+            rows.append(
+                {"batch": batch, "kernel": work.kernel, "GB": round(work.num_bytes / 1e9, 3)}
+                | {"GFLOP": round(work.operations / 1e9, 1)}
+                | {f"{card.name}, ms": round(work.floor_ms(card), 3) for card in CARDS}
+            )
+    return rows
+
+
+def step_rows() -> list[dict[str, Cell]]:
+    """A whole step by card, batch and form of the cache; no floor for what does not fit."""
+    rows: list[dict[str, Cell]] = []
+    for card in CARDS:
+        for batch in BATCHES:
+            for form in KV_BYTES_PER_NUMBER:
+                gib = memory_gib(batch, form)
+                floor_ms = sum(work.floor_ms(card) for work in decode_step(batch, kv_form=form))
+                fits = gib < USABLE_SHARE * card.memory_gib
+                rows.append(
+                    {"card": card.name, "batch": batch, "KV": form, "GiB": round(gib, 1)}
+                    | {"floor, ms": round(floor_ms, 2) if fits else None}
+                    | {"tokens/s": round(1e3 * batch / floor_ms) if fits else None}
+                )
+    return rows
+
+
+def prefill_rows() -> list[dict[str, Cell]]:
+    works = prefill_step()
+    return [
+        {"card": card.name}
+        | {f"{work.kernel}, ms": round(work.floor_ms(card), 2) for work in works}
+        | {"tokens/s": round(1e3 * CHUNK / sum(work.floor_ms(card) for work in works))}
+        for card in CARDS
+    ]
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------
+
+
+class _CountLaunches(TorchDispatchMode):
+    """Counts operations of torch that compute something: views and allocations launch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_launches = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_free = func.is_view or func.name().startswith(("aten::empty", "aten::new_empty", "aten::detach"))
+        self.num_launches += not is_free
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _counting_triton(counter: _CountLaunches) -> Iterator[None]:
+    """Counts a kernel as one launch, and not what the interpreter does to run it."""
+    from triton.runtime.interpreter import GridExecutor
+
+    run: Callable[..., Any] = GridExecutor.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        counter.num_launches += 1
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            run(self, *args, **kwargs)
+
+    GridExecutor.__call__ = counted
+    try:
+        yield
+    finally:
+        GridExecutor.__call__ = run
+
+
+def count_launches(num_layers: int) -> int:
+    """Kernels that a decode step of one sequence launches, up to its logits, in a Llama of so many layers."""
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from pagedd.engine.batch import build_batch
+    from pagedd.engine.config import EngineConfig
+    from pagedd.engine.kv.storage import KVStorage
+    from pagedd.engine.model.load import load_model
+    from pagedd.engine.request import Request
+    from pagedd.engine.sampling_params import SamplingParams
+    from pagedd.engine.sequence import Sequence
+    from pagedd.engine.step import ScheduledSequence
+    from pagedd.kernels import ops
+    from pagedd.kernels.kv_form import FORMS
+
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+    )
+    os.environ[ops.BACKEND_VARIABLE] = "triton"
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        loaded = load_model(EngineConfig(model=folder, device="cpu", dtype="float32"), lambda share, what: None)
+        ops.select_backend(loaded.device)
+        del os.environ[ops.BACKEND_VARIABLE]
+        storage = KVStorage(loaded.config, 1, 16, FORMS["float32"], loaded.device)
+        request = Request(request_id="", prompt_token_ids=[1], params=SamplingParams(max_tokens=1))
+        sequence = Sequence(
+            request=request,
+            choice_index=0,
+            token_ids=[1],
+            num_prompt_tokens=1,
+            arrival_s=0.0,
+            due_s=0.0,
+            priority=0,
+            order=0,
+            block_table=[0],
+        )
+        batch = build_batch([ScheduledSequence(sequence, 0, 1, [sequence])], 16, loaded.device)
+        counter = _CountLaunches()
+        with torch.inference_mode(), _counting_triton(counter), counter:
+            loaded.model.forward(batch, storage)
+        ops.select_backend(loaded.device)
+    return counter.num_launches
+
+
+def launch_rows() -> list[dict[str, Cell]]:
+    """Of an 8B model's decode step: counted at one and two layers, and the rest is more of the same."""
+    first, second = count_launches(1), count_launches(2)
+    per_layer = second - first
+    return [
+        {
+            "launches of a layer": per_layer,
+            "beside the layers": first - per_layer,
+            "of a step, one by one": first + (LLAMA_8B.layers - 1) * per_layer,
+            "of a step, as a graph": 1,
+        }
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="print the tables of docs/gpu.md instead")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
+    args = parser.parse_args()
+    tables = {"kernels": kernel_rows(), "step": step_rows(), "prefill": prefill_rows(), "launches": launch_rows()}
+    if args.markdown:
+        print("\n\n".join(markdown(rows) for rows in tables.values()))
+    else:
+        print_report("roofline", tables["step"], tables, output=args.output)
+
+
+def markdown(rows: list[dict[str, Cell]]) -> str:
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join("–" if cell is None else str(cell) for cell in row.values()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The paper roofline: sums that can be checked by hand, and the page that quotes them."""
+
+from pathlib import Path
+
+import pytest
+
+from pagedd.bench.roofline import (
+    CARDS,
+    LLAMA_8B,
+    Card,
+    Work,
+    decode_step,
+    kernel_rows,
+    launch_rows,
+    markdown,
+    memory_gib,
+    prefill_rows,
+    step_rows,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+
+
+def test_a_floor_is_the_slower_of_moving_and_computing() -> None:
+    card = Card("a", gb_per_s=100, tflop_per_s=1, memory_gib=8)
+    assert Work("x", num_bytes=1e9, operations=1e9).floor_ms(card) == 10
+    assert Work("x", num_bytes=1e8, operations=1e10).floor_ms(card) == 10
+
+
+def test_the_sizes_are_those_of_an_8b_model() -> None:
+    num_weights = 32 * LLAMA_8B.layer_weights + 2 * LLAMA_8B.head_weights
+    assert num_weights == pytest.approx(8.03e9, rel=1e-3)
+
+
+def test_one_stream_reads_each_weight_and_each_key_and_value_once() -> None:
+    work = {part.kernel: part for part in decode_step(1, kv_form="bf16")}
+    assert work["linear"].num_bytes == pytest.approx(32 * LLAMA_8B.layer_weights * 20 / 32, rel=1e-2)
+    assert work["paged_attention"].num_bytes == pytest.approx(4096 * 131072, rel=1e-2)
+
+
+def test_an_8_bit_cache_takes_little_more_than_half_of_a_16_bit_one() -> None:
+    weights = memory_gib(0, "bf16")
+    assert (memory_gib(8, "int8") - weights) / (memory_gib(8, "bf16") - weights) == pytest.approx(130 / 256)
+
+
+def test_the_page_shows_these_tables_and_claims_nothing_measured() -> None:
+    for rows in (kernel_rows(), step_rows(), prefill_rows(), launch_rows()):
+        assert markdown(rows) in PAGE, "paste the output of: python -P -m pagedd.bench.roofline --markdown"
+    assert "none is a\nmeasurement" in PAGE
+    assert {row["card"] for row in step_rows()} == {card.name for card in CARDS}
