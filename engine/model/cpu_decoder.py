@@ -6,7 +6,7 @@ torch operations, wherever this one cannot serve, is `decoder.py`.
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import DecoderConfig
 from pagedd.engine.model.decoder import CheckedWeights, Checkpoint
 from pagedd.engine.model.rope import RotaryEmbedding
-from pagedd.engine.model.weight_blocks import GROUP, WeightBlocks, concatenate
+from pagedd.engine.model.weight_blocks import GROUP, BlockCheckpoint, stacked_blocks
 from pagedd.kernels.kv_form import KVForm
 
 TILE = 16
@@ -24,14 +24,6 @@ _QUANTIZED = {"int8", "int4"}
 _ITEM_ROWS, _TILE_KEYS, _PIECES_PER_THREAD = 192, 64, 4
 MAX_HEAD_DIM = 256
 KV_FORMS = frozenset({"float32", "bf16", "int8", "fp8", "int4"})
-
-
-@runtime_checkable
-class BlockCheckpoint(Protocol):
-    """A checkpoint that may hold matrices in quantized blocks."""
-
-    def blocks(self, name: str) -> WeightBlocks | None: ...
-    def is_quantized(self, name: str) -> bool: ...
 
 
 def unfit_for_cpu(config: DecoderConfig) -> str | None:
@@ -161,7 +153,7 @@ class _Packer:
 
     def _pack(self, parts: dict[str, int], in_features: int, num_turns: int) -> tuple[str, torch.Tensor]:
         names = [f"{name}.weight" for name in parts]
-        blocks = self._blocks(names) if self._form == "auto" else None
+        blocks = stacked_blocks(self._checkpoint, names) if self._form == "auto" else None
         if blocks is not None and blocks.q.shape == (sum(parts.values()), in_features):
             form = f"int{blocks.bits}"
             arrays = (_arrange(torch.from_numpy(array), num_turns) for array in (blocks.q, blocks.scale, blocks.offset))
@@ -174,15 +166,6 @@ class _Packer:
             self._weights.take(name, rows, in_features) for name, rows in zip(names, parts.values(), strict=True)
         ]
         return form, self._extension.pack(_arrange(torch.cat(matrices), num_turns), form)
-
-    def _blocks(self, names: list[str]) -> WeightBlocks | None:
-        """All of `names` in quantized blocks of the same width, else `None`."""
-        if not isinstance(self._checkpoint, BlockCheckpoint) or any(name not in self._checkpoint for name in names):
-            return None
-        blocks = [read for name in names if (read := self._checkpoint.blocks(name)) is not None]
-        if len(blocks) < len(names) or len({(part.bits, part.q.shape[1]) for part in blocks}) > 1:
-            return None
-        return concatenate(blocks)
 
     def _is_quantized(self, names: list[str]) -> bool:
         return isinstance(self._checkpoint, BlockCheckpoint) and all(map(self._checkpoint.is_quantized, names))

@@ -13,8 +13,9 @@ from gguf import GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
 from pagedd.engine.model.config import DecoderConfig, malformed, parse_decoder_config, unsupported
+from pagedd.engine.model.gguf_blocks import read_blocks
 from pagedd.engine.model.gguf_file import GGUFFile
-from pagedd.engine.model.weight_blocks import WeightBlocks, read_blocks
+from pagedd.engine.model.weight_blocks import WeightBlocks
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 

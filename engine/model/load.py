@@ -20,7 +20,6 @@ from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import FUSED_ARCHITECTURES, DecoderConfig, ModelConfig, parse_decoder_config, parse_eos
 from pagedd.engine.model.cpu_decoder import CpuDecoder, unfit_for_cpu
 from pagedd.engine.model.decoder import Checkpoint, Decoder
-from pagedd.engine.model.gguf import GGUFCheckpoint
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint, read_json
 from pagedd.kernels import cpu, ops
 from pagedd.kernels.kv_form import KVForm
@@ -84,6 +83,8 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     if path.is_dir():
         loaded = _load_folder(path, config, device, dtype, progress)
     elif path.exists():
+        from pagedd.engine.model.gguf import GGUFCheckpoint  # needs the gguf package, and nothing else here does
+
         file = GGUFCheckpoint(path)
         loaded = LoadedModel(
             _make_decoder(config, file.config, file, device, dtype, progress), file.config, device, dtype

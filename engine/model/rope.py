@@ -1,6 +1,6 @@
 """Rotary position embedding: inverse frequencies under each scaling, and the cosines and sines of a batch's positions.
 
-The rotation of the heads is a kernel (`kernels/ops.py`, `rope_and_write_kv`); which scaling a model has is in `config.py`.
+The rotation of the heads is a kernel (`rope_and_write_kv` of `kernels/ops.py`); which scaling a model has, `config.py`.
 Formulas follow transformers' `modeling_rope_utils`, in float32 and in the same order, so that angles at far positions
 are the same to the last bit.
 """
