@@ -18,6 +18,11 @@ import torch
 #     227 KiB  90, 100 (and 103)
 WITH_MUCH_SHARED_MEMORY = frozenset({80, 87, 90, 100, 103})
 
+WITHOUT_MATRIX_INSTRUCTIONS = frozenset({75})  # Triton has none for it
+
+# With stacked memory: a processor's share of the bandwidth is three times that of other cards.
+WITH_HIGH_BANDWIDTH = frozenset({80, 90, 100, 103})
+
 # Those with wgmma or tcgen05; mma, which all others have, takes what it multiplies from registers.
 WITH_PRODUCTS_FROM_SHARED_MEMORY = frozenset({90, 100, 103})
 
@@ -96,24 +101,31 @@ TABLE: tuple[Row, ...] = (
     Row(
         "linear.vector",
         Launch({"outs": 8, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
-        "a warp reads 512 bytes of a row at once; 8 outs are 512 programs for 4096, which keep enough loads under way",
+        "a warp reads 512 bytes of a row at once; 8 outs are 512 programs for 4096, so that little has to be split",
     ),
     Row(
         "linear.matrix",
-        Launch({"rows": 16, "outs": 64, "groups": 2, "programs": 2, "steps": 8}, num_warps=4, num_stages=6),
-        "bound by the weight's bytes: narrow tiles, so that many programs read, and four steps of them under way",
+        Launch({"rows": 16, "outs": 128, "groups": 4, "programs": 2, "steps": 4}, num_warps=8, num_stages=4),
+        "bound by the weight's bytes, 30 KiB of them under way; wide, as x is read from L2 once for so many outs",
+        archs=WITH_HIGH_BANDWIDTH,
+        limits={"rows": 16},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 16, "outs": 64, "groups": 4, "programs": 2, "steps": 4}, num_warps=8, num_stages=3),
+        "a processor's share of the bandwidth is a third of that, and so is what must be under way; two programs fit",
         limits={"rows": 16},
     ),
     Row(
         "linear.matrix",
         Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=4, num_stages=4),
-        "still few tiles; each number that is dequantized meets 64 rows",
+        "still few tiles; a number that was dequantized meets 64 rows",
         limits={"rows": 128},
     ),
     Row(
         "linear.matrix",
         Launch({"rows": 128, "outs": 128, "groups": 2, "programs": 1, "steps": 16}, num_warps=8, num_stages=3),
-        "bound by the matrix units: a tile in which each number dequantized meets 128 rows; 32 sums a thread pair",
+        "bound by the matrix units: a number that was dequantized meets 128 rows; 64 sums a thread leave room for them",
     ),
     Row(
         "linear.sum_splits",
@@ -124,6 +136,13 @@ TABLE: tuple[Row, ...] = (
     # cache `is_quantized`, so that keys pass through registers on their way to the products. The loop's loads come in
     # two steps, entries of the block table before the rows they point to, and share its stages: with 5, keys and values
     # of two tiles are under way while a third is multiplied.
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 16}, num_warps=4, num_stages=2),
+        "no matrix instructions and no copies ahead: what fits its registers",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"rows": 16},
+    ),
     Row(
         "attention.short",
         Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=5),
@@ -138,8 +157,14 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "attention.short",
-        Launch({"rows": 32, "keys": 32}, num_warps=4, num_stages=3),
+        Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=3),
         "long rows: one tile under way, so that shared memory stays the same",
+        limits={"rows": 16, "row_bytes": 512},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=3),
+        "long rows and many of them: 32 keys spill on their way to shared memory",
         limits={"rows": 32, "row_bytes": 512},
     ),
     Row(
@@ -150,9 +175,10 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "attention.chunk",
-        Launch({"rows": 64, "keys": 32}, num_warps=4, num_stages=5),
-        "chunks shorter than a high tile would leave most of it empty",
-        limits={"rows": 64, "row_bytes": 256},
+        Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=2),
+        "no matrix instructions and no copies ahead: what fits its registers",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"group": 32},
     ),
     Row(
         "attention.chunk",
@@ -177,12 +203,19 @@ TABLE: tuple[Row, ...] = (
         "attention.chunk",
         Launch({"rows": 64, "keys": 32}, num_warps=8, num_stages=3),
         "long rows: half as many, for registers and shared memory",
+        archs=WITH_PRODUCTS_FROM_SHARED_MEMORY,
         limits={"group": 64, "row_bytes": 512},
     ),
     Row(
         "attention.chunk",
+        Launch({"rows": 64, "keys": 32}, num_warps=8, num_stages=3),
+        "the same; 70 KiB",
+        limits={"group": 64, "row_bytes": 512, "is_quantized": 0},
+    ),
+    Row(
+        "attention.chunk",
         Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=3),
-        "rows of 1024 bytes: what fits everywhere",
+        "rows of 1024 bytes, and quantized ones of 512: what fits everywhere",
         limits={"group": 64},
     ),
 )

@@ -1,0 +1,327 @@
+"""Products with weights of 4 or 8 bits: y = x · weightᵀ + bias, the weight dequantized in registers.
+
+Moves in_features · out_features · (bits + 1) / 8 bytes of weight, scales included, x once and y once: up to a few dozen
+rows the weight is all that matters, and the time is its bytes over the bandwidth. Beyond that it is 2 · rows ·
+in_features · out_features operations.
+
+* *vector*, up to 2 rows: products and sums on the ordinary units, in float32. A number takes about 6 instructions, of
+  which each row has its own share.
+* *matrix*, more rows: numbers become the dtype of x in registers, again for about 6 instructions, and go to the matrix
+  units, which multiply up to 16 rows at once and sum in float32.
+
+Numbers are extracted into the highest bits of a float32's mantissa, where q reads as 1 + q / 2^bits, and the scale and
+offset are adjusted to that. It spares a conversion for each number, and those run at a quarter of the speed or less.
+
+Where the result has too few tiles to occupy the card, in_features is split among programs. Their partial sums go to a
+workspace, and a second kernel adds them up in their order, so that the sum is the same in every run.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from pagedd.kernels.triton.launch import Card, Launch, card_of, launch_for
+from pagedd.kernels.triton.packed_weight import PackedWeight
+from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
+
+VECTOR_ROWS = 2  # up to so many, see above
+
+# The interpreter multiplies bfloat16's bits as if they were integers, so there it has to widen first.
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _load_inputs(x_ptr, row, row_is_inside, x_stride, step, num_groups, INPUTS: tl.constexpr):
+    """[ROWS, INPUTS] of a step; 0 past the rows and inputs that there are."""
+    place = step * INPUTS + tl.arange(0, INPUTS)
+    is_inside = row_is_inside[:, None] & (place < num_groups * 32)[None, :]
+    return tl.load(x_ptr + row[:, None] * x_stride + place[None, :], mask=is_inside, other=0.0)
+
+
+@triton.jit
+def _load_words(words_ptr, out, out_is_inside, step, num_groups, BITS: tl.constexpr, GROUPS: tl.constexpr):
+    """[OUTS, GROUPS × BITS] of a step."""
+    word = step * (GROUPS * BITS) + tl.arange(0, GROUPS * BITS)
+    is_inside = out_is_inside[:, None] & (word < num_groups * BITS)[None, :]
+    return tl.load(words_ptr + out[:, None] * (num_groups * BITS) + word[None, :], mask=is_inside, other=0)
+
+
+@triton.jit
+def _load_scales(scales_ptr, out, out_is_inside, group, num_groups, BITS: tl.constexpr):
+    """Step and origin of numbers that read as 1 + q / 2^BITS: weight = step · number + origin. [OUTS, N] float32."""
+    is_inside = out_is_inside[:, None] & (group < num_groups)[None, :]
+    pair = tl.load(scales_ptr + out[:, None] * num_groups + group[None, :], mask=is_inside, other=0)
+    scale = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    offset = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    step = scale * (1 << BITS)
+    return step, offset - step
+
+
+@triton.jit
+def _numbers(words, BITS: tl.constexpr):
+    """[OUTS, WORDS] → [OUTS, WORDS // 4, LANES, 4] float32 of 1 + q / 2^BITS: their bits top the mantissa."""
+    LANES: tl.constexpr = 32 // BITS
+    TOP: tl.constexpr = 23 - BITS
+    MASK: tl.constexpr = ((1 << BITS) - 1) << TOP
+    units = tl.reshape(words, [words.shape[0], words.shape[1] // 4, 1, 4])
+    shift = tl.arange(0, LANES)[None, None, :, None] * BITS
+    in_place = tl.where(shift < TOP, units << (TOP - shift), units >> (shift - TOP))
+    return (in_place & MASK | 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _vector_kernel(
+    x_ptr,  # [num_rows, in_features]
+    words_ptr,  # [out_features, num_groups × BITS]
+    scales_ptr,  # [out_features, num_groups]
+    bias_ptr,  # [out_features]; read if HAS_BIAS
+    y_ptr,  # [splits, num_rows, out_features]
+    num_rows,
+    out_features,
+    num_groups,
+    x_stride,
+    steps_per_split,
+    BITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,  # power of two, at least num_rows
+    OUTS: tl.constexpr,  # of a program
+    GROUPS: tl.constexpr,  # of a step
+    STAGES: tl.constexpr,  # steps whose loads are under way at once
+):
+    UNIT: tl.constexpr = 4 * 32 // BITS  # numbers of a unit
+    INPUTS: tl.constexpr = GROUPS * 32
+    UNITS: tl.constexpr = INPUTS // UNIT
+    row = tl.arange(0, ROWS)
+    out = tl.program_id(0).to(tl.int64) * OUTS + tl.arange(0, OUTS)
+    row_is_inside, out_is_inside = row < num_rows, out < out_features
+    first_step = tl.program_id(1) * steps_per_split
+    end_step = tl.minimum(first_step + steps_per_split, tl.cdiv(num_groups, GROUPS))
+    sums = tl.zeros([ROWS, OUTS, UNITS], dtype=tl.float32)
+    for step in tl.range(first_step, end_step, num_stages=STAGES):
+        x = _load_inputs(x_ptr, row, row_is_inside, x_stride, step, num_groups, INPUTS)
+        words = _load_words(words_ptr, out, out_is_inside, step, num_groups, BITS, GROUPS)
+        group = (step * UNITS + tl.arange(0, UNITS)) * UNIT // 32
+        scale, origin = _load_scales(scales_ptr, out, out_is_inside, group, num_groups, BITS)
+        # With the units last, which neighbouring threads share out: a unit's numbers are one thread's, and their sum.
+        inputs = tl.permute(tl.reshape(x.to(tl.float32), [ROWS, UNITS, UNIT]), [2, 0, 1])
+        numbers = tl.permute(tl.reshape(_numbers(words, BITS), [OUTS, UNITS, UNIT]), [2, 0, 1])
+        products = tl.sum(inputs[:, :, None, :] * numbers[:, None, :, :], axis=0)
+        sums += scale[None, :, :] * products + origin[None, :, :] * tl.sum(inputs, axis=0)[:, None, :]
+    y = tl.sum(sums, axis=2)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + out, mask=out_is_inside, other=0.0).to(tl.float32)[None, :]
+    place = (tl.program_id(1).to(tl.int64) * num_rows + row)[:, None] * out_features + out[None, :]
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=(row < num_rows)[:, None] & out_is_inside[None, :])
+
+
+@triton.jit
+def _matrix_kernel(
+    x_ptr,  # [num_rows, in_features]
+    words_ptr,  # [out_features, num_groups × BITS]
+    scales_ptr,  # [out_features, num_groups]
+    bias_ptr,  # [out_features]; read if HAS_BIAS
+    y_ptr,  # [splits, num_rows, out_features]
+    num_rows,
+    out_features,
+    num_groups,
+    x_stride,
+    steps_per_split,
+    BITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,  # of a program
+    OUTS: tl.constexpr,  # of a program
+    GROUPS: tl.constexpr,  # of a step
+    STAGES: tl.constexpr,  # steps whose loads are under way at once
+):
+    INPUTS: tl.constexpr = GROUPS * 32
+    num_row_tiles = tl.cdiv(num_rows, ROWS)
+    # Neighbours take the same weights, so that those come from memory once.
+    row = (tl.program_id(0) % num_row_tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    out = (tl.program_id(0) // num_row_tiles).to(tl.int64) * OUTS + tl.arange(0, OUTS)
+    row_is_inside, out_is_inside = row < num_rows, out < out_features
+    first_step = tl.program_id(1) * steps_per_split
+    end_step = tl.minimum(first_step + steps_per_split, tl.cdiv(num_groups, GROUPS))
+    y = tl.zeros([ROWS, OUTS], dtype=tl.float32)
+    for step in tl.range(first_step, end_step, num_stages=STAGES):
+        x = _load_inputs(x_ptr, row, row_is_inside, x_stride, step, num_groups, INPUTS)
+        words = _load_words(words_ptr, out, out_is_inside, step, num_groups, BITS, GROUPS)
+        group = step * GROUPS + tl.arange(0, GROUPS)
+        scale, origin = _load_scales(scales_ptr, out, out_is_inside, group, num_groups, BITS)
+        numbers = tl.reshape(_numbers(words, BITS), [OUTS, GROUPS, 32])
+        weights = tl.reshape((numbers * scale[:, :, None] + origin[:, :, None]).to(x.dtype), [OUTS, INPUTS])
+        y = _dot(x, tl.trans(weights), y)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + out, mask=out_is_inside, other=0.0).to(tl.float32)[None, :]
+    place = (tl.program_id(1).to(tl.int64) * num_rows + row)[:, None] * out_features + out[None, :]
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=row_is_inside[:, None] & out_is_inside[None, :])
+
+
+@triton.jit
+def _dot(a, b, accumulator):
+    if _INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, accumulator, input_precision="ieee")  # no float32 is cut down to tf32
+
+
+@triton.jit
+def _sum_splits_kernel(
+    partial_ptr,  # [splits, num_rows × out_features] float32
+    bias_ptr,  # [out_features]; read if HAS_BIAS
+    y_ptr,  # [num_rows × out_features]
+    size,
+    out_features,
+    num_splits,
+    HAS_BIAS: tl.constexpr,
+    COLUMNS: tl.constexpr,  # of a program
+):
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    is_inside = column < size
+    y = tl.zeros([COLUMNS], dtype=tl.float32)
+    place = column
+    for _ in range(num_splits):
+        y += tl.load(partial_ptr + place, mask=is_inside, other=0.0)
+        place += size
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + column % out_features, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + column, y.to(y_ptr.dtype.element_ty), mask=is_inside)
+
+
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x · weightᵀ + bias.
+
+    Args:
+        x: [num_rows, in_features], bfloat16, float16 or float32; the numbers of a row lie together.
+        bias: [out_features], any float dtype.
+
+    Returns:
+        [num_rows, out_features] in the dtype of `x`.
+    """
+    num_rows = x.shape[0]
+    y = torch.empty((num_rows, weight.out_features), dtype=x.dtype, device=x.device)
+    if num_rows == 0:
+        return y
+    card = card_of(x.device)
+    kernel, launch, constants = _choose(card.arch, weight.bits, num_rows)
+    num_tiles = triton.cdiv(weight.out_features, constants["OUTS"]) * triton.cdiv(num_rows, constants["ROWS"])
+    num_groups = weight.in_features // 32
+    num_steps = triton.cdiv(num_groups, constants["GROUPS"])
+    steps_per_split = _steps_per_split(card, launch, num_tiles, num_steps)
+    num_splits = triton.cdiv(num_steps, steps_per_split)
+    is_split = num_splits > 1
+    # The workspace: what it takes is num_splits times the result, of which there is little, or it would not be split.
+    target = torch.empty((num_splits, *y.shape), dtype=torch.float32, device=x.device) if is_split else y
+    kernel[(num_tiles, num_splits)](
+        x,
+        weight.words,
+        weight.scales,
+        weight.scales if bias is None else bias,
+        target,
+        num_rows,
+        weight.out_features,
+        num_groups,
+        x.stride(0),
+        steps_per_split,
+        HAS_BIAS=bias is not None and not is_split,
+        **constants,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+    if is_split:
+        _sum_splits(target, bias, y)
+    return y
+
+
+def _choose(arch: int, bits: int, num_rows: int) -> tuple[Any, Launch, dict[str, int]]:
+    """Kernel, launch and constants for so many rows."""
+    is_vector = num_rows <= VECTOR_ROWS
+    launch = launch_for("linear.vector" if is_vector else "linear.matrix", arch, rows=num_rows)
+    rows = triton.next_power_of_2(num_rows) if is_vector else launch.tiles["rows"]
+    constants = {"BITS": bits, "ROWS": rows, "OUTS": launch.tiles["outs"], "GROUPS": launch.tiles["groups"]}
+    constants["STAGES"] = launch.num_stages
+    return _vector_kernel if is_vector else _matrix_kernel, launch, constants
+
+
+def _steps_per_split(card: Card, launch: Launch, num_tiles: int, num_steps: int) -> int:
+    """As few splits as give each processor its programs, none with fewer steps than the launch asks for."""
+    wanted = launch.tiles["programs"] * card.num_processors
+    num_splits = max(1, min(triton.cdiv(wanted, num_tiles), num_steps // launch.tiles["steps"]))
+    return int(triton.cdiv(num_steps, num_splits))
+
+
+def _sum_splits(partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+    launch = launch_for("linear.sum_splits", card_of(y.device).arch)
+    columns = launch.tiles["columns"]
+    _sum_splits_kernel[(triton.cdiv(y.numel(), columns),)](
+        partial,
+        partial if bias is None else bias,
+        y,
+        y.numel(),
+        y.shape[1],
+        partial.shape[0],
+        HAS_BIAS=bias is not None,
+        COLUMNS=columns,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+
+
+def variants(arch: int) -> list[Variant]:
+    """Every row of the launch table, in both dtypes and both widths; whole and split, without and with a bias."""
+    dtypes = (torch.bfloat16, torch.float16)
+    return [
+        *(
+            _variant(arch, dtype, bits, num_rows, is_split=is_split, has_bias=has_bias)
+            for dtype in dtypes
+            for bits in (4, 8)
+            for num_rows, is_split, has_bias in (
+                (1, False, False),
+                (1, True, False),
+                (2, False, True),
+                (16, False, False),
+                (16, True, False),
+                (64, False, False),
+                (2048, False, False),
+                (2048, False, True),
+            )
+        ),
+        *(_sum_variant(arch, dtype) for dtype in dtypes),
+    ]
+
+
+def _variant(arch: int, dtype: torch.dtype, bits: int, num_rows: int, *, is_split: bool, has_bias: bool) -> Variant:
+    kernel, launch, constants = _choose(arch, bits, num_rows)
+    kind = TRITON_TYPES[dtype]
+    sizes = ("num_rows", "out_features", "num_groups", "x_stride", "steps_per_split")
+    pointers = ("x_ptr", "words_ptr", "scales_ptr", "bias_ptr", "y_ptr")
+    ending = f"{'.split' if is_split else ''}{'.bias' if has_bias else ''}"
+    return Variant(
+        name=f"linear.{kind}.int{bits}.{num_rows}{ending}",
+        kernel=kernel,
+        signature={"x_ptr": f"*{kind}", "words_ptr": "*i32", "scales_ptr": "*i32", "bias_ptr": f"*{kind}"}
+        | {"y_ptr": "*fp32" if is_split else f"*{kind}"}
+        | dict.fromkeys(sizes, "i32"),
+        constants=constants | {"HAS_BIAS": has_bias},
+        aligned=frozenset((*pointers, "out_features", "num_groups", "x_stride")),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        is_8b=True,
+        has_products=kernel is _matrix_kernel,
+    )
+
+
+def _sum_variant(arch: int, dtype: torch.dtype) -> Variant:
+    launch = launch_for("linear.sum_splits", arch)
+    kind = TRITON_TYPES[dtype]
+    return Variant(
+        name=f"linear.sum_splits.{kind}",
+        kernel=_sum_splits_kernel,
+        signature={"partial_ptr": "*fp32", "bias_ptr": f"*{kind}", "y_ptr": f"*{kind}"}
+        | dict.fromkeys(("size", "out_features", "num_splits"), "i32"),
+        constants={"HAS_BIAS": False, "COLUMNS": launch.tiles["columns"]},
+        aligned=frozenset({"partial_ptr", "bias_ptr", "y_ptr", "size", "out_features"}),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        is_8b=True,
+    )
