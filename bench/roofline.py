@@ -156,11 +156,9 @@ def kernel_rows() -> list[dict[str, Cell]]:
     rows: list[dict[str, Cell]] = []
     for batch in BATCHES:
         for work in decode_step(batch):
-            rows.append(
-                {"batch": batch, "kernel": work.kernel, "GB": round(work.num_bytes / 1e9, 3)}
-                | {"GFLOP": round(work.operations / 1e9, 1)}
-                | {f"{card.name}, ms": round(work.floor_ms(card), 3) for card in CARDS}
-            )
+            row: dict[str, Cell] = {"batch": batch, "kernel": work.kernel}
+            row |= {"GB": round(work.num_bytes / 1e9, 3), "GFLOP": round(work.operations / 1e9, 1)}
+            rows.append(row | {f"{card.name}, ms": round(work.floor_ms(card), 3) for card in CARDS})
     return rows
 
 
@@ -173,32 +171,31 @@ def step_rows() -> list[dict[str, Cell]]:
                 gib = memory_gib(batch, form)
                 floor_ms = sum(work.floor_ms(card) for work in decode_step(batch, kv_form=form))
                 fits = gib < USABLE_SHARE * card.memory_gib
-                rows.append(
-                    {"card": card.name, "batch": batch, "KV": form, "GiB": round(gib, 1)}
-                    | {"floor, ms": round(floor_ms, 2) if fits else None}
-                    | {"tokens/s": round(1e3 * batch / floor_ms) if fits else None}
-                )
+                row: dict[str, Cell] = {"card": card.name, "batch": batch, "KV": form, "GiB": round(gib, 1)}
+                row["floor, ms"] = round(floor_ms, 2) if fits else None
+                row["tokens/s"] = round(1e3 * batch / floor_ms) if fits else None
+                rows.append(row)
     return rows
 
 
 def prefill_rows() -> list[dict[str, Cell]]:
-    works = prefill_step()
-    return [
-        {"card": card.name}
-        | {f"{work.kernel}, ms": round(work.floor_ms(card), 2) for work in works}
-        | {"tokens/s": round(1e3 * CHUNK / sum(work.floor_ms(card) for work in works))}
-        for card in CARDS
-    ]
+    """The first chunk of a prompt by card: the floor of each kernel, and tokens a second at the sum of them."""
+    works, rows = prefill_step(), list[dict[str, Cell]]()
+    for card in CARDS:
+        row: dict[str, Cell] = {"card": card.name}
+        row |= {f"{work.kernel}, ms": round(work.floor_ms(card), 2) for work in works}
+        rows.append(row | {"tokens/s": round(1e3 * CHUNK / sum(work.floor_ms(card) for work in works))})
+    return rows
 
 
 # --- launches ---------------------------------------------------------------------------------------------------------
 
 
-class _CountLaunches(TorchDispatchMode):
+class _CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations of torch that compute something: views and allocations launch nothing."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_launches = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -216,7 +213,7 @@ def _counting_triton(counter: _CountLaunches) -> Iterator[None]:
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> None:
         counter.num_launches += 1
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch._C._DisableTorchDispatch():
             run(self, *args, **kwargs)
 
     GridExecutor.__call__ = counted
@@ -254,7 +251,7 @@ def count_launches(num_layers: int) -> int:
     )
     os.environ[ops.BACKEND_VARIABLE] = "triton"
     with tempfile.TemporaryDirectory() as folder:
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
         loaded = load_model(EngineConfig(model=folder, device="cpu", dtype="float32"), lambda share, what: None)
         ops.select_backend(loaded.device)
         del os.environ[ops.BACKEND_VARIABLE]

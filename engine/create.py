@@ -26,7 +26,6 @@ from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import ScheduledSequence, Step
-from pagedd.kernels import ops
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
 log = logging.getLogger(__name__)
@@ -83,11 +82,7 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     started = time.perf_counter()
     torch.set_num_threads(config.num_threads or num_physical_cores())
     loaded = load_model(config, lambda share, what: progress(0.9 * share, what))
-    device, model = loaded.device, loaded.model
-    try:
-        backend = ops.select_backend(device)
-    except ValueError as error:
-        raise EngineError("invalid_setting", str(error)) from error
+    device, model, backend = loaded.device, loaded.model, loaded.backend
     if model.own_kernels is None:
         log.info("kernels: %s, because %s", backend.name, backend.reason)
     max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)

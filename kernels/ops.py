@@ -14,6 +14,7 @@ import torch
 
 from pagedd.kernels import torch_ops
 from pagedd.kernels.layout import KVLayer, PagedBatch
+from pagedd.kernels.packed_weight import PackedWeight
 
 BACKEND_VARIABLE = "PAGEDD_KERNELS"
 
@@ -39,6 +40,7 @@ class Backend(Protocol):
         kv_layer: KVLayer,
         slot_mapping: torch.Tensor,
     ) -> None: ...
+    def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor: ...
     def paged_attention(
         self,
         query: torch.Tensor,
@@ -57,11 +59,13 @@ class BackendChoice:
 
     Attributes:
         can_be_captured: it never waits for the device, so its launches can become a CUDA graph.
+        keeps_weights_packed: `packed_linear` reads 4 or 8 bits a number, so it pays to leave them as they are.
     """
 
     name: str
     reason: str
     can_be_captured: bool = False
+    keeps_weights_packed: bool = False
 
 
 _MODULES = {
@@ -93,7 +97,10 @@ def select_backend(device: torch.device) -> BackendChoice:
     if name == "triton" and device.type != "cuda" and not module.IS_INTERPRETED:
         raise ValueError(f"{BACKEND_VARIABLE}={name!r} on {device}: Triton needs a GPU, or TRITON_INTERPRET=1")
     _active = cast(Backend, module)
-    return BackendChoice(name, reason, can_be_captured=name == "triton" and device.type == "cuda")
+    is_triton = name == "triton"
+    return BackendChoice(
+        name, reason, can_be_captured=is_triton and device.type == "cuda", keeps_weights_packed=is_triton
+    )
 
 
 def _built_for(device: torch.device) -> tuple[str, str]:
@@ -154,6 +161,19 @@ def rope_and_write_kv(
         cos, sin: [num_tokens, head_dim // 2] float32, of each token's position times the inverse frequencies.
     """
     _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot_mapping)
+
+
+def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """x · weightᵀ + bias, with the weight's numbers as a quantized file has them.
+
+    Args:
+        x: [num_rows, in_features], any float dtype; the numbers of a row lie together.
+        bias: [out_features], any float dtype.
+
+    Returns:
+        [num_rows, out_features] in the dtype of `x`.
+    """
+    return _active.packed_linear(x, weight, bias)
 
 
 def paged_attention(

@@ -9,6 +9,7 @@ import math
 import torch
 
 from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer, block_size_of
+from pagedd.kernels.packed_weight import PackedWeight
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -70,6 +71,11 @@ def rope_and_write_kv(
     apply_rope(query, cos, sin)
     apply_rope(key, cos, sin)
     write_kv(key, value, kv_layer, slot_mapping)
+
+
+def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    wide = x.double() @ weight.dequantize().double().T
+    return (wide if bias is None else wide + bias.double()).to(x.dtype)
 
 
 def paged_attention(

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer, PagedBatch, QuantizedLayer, block_size_of
+from pagedd.kernels.packed_weight import PackedWeight
 
 # Decodes of unequal length share a product by padding to the longest. A further product costs about as much as
 # this many padded slots (2 cores, AVX-512), so a group is closed when it would waste more.
@@ -75,6 +76,10 @@ def rope_and_write_kv(
     apply_rope(query, cos, sin)
     apply_rope(key, cos, sin)
     write_kv(key, value, kv_layer, slot_mapping)
+
+
+def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight.dequantize().to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def paged_attention(

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from pagedd.engine.batch import Batch
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import DecoderConfig, malformed
-from pagedd.engine.model.linear import Linear, make_linear
+from pagedd.engine.model.linear import Linear, QuantizedLinear, make_linear
 from pagedd.engine.model.rope import RotaryEmbedding
+from pagedd.engine.model.weight_blocks import stacked_blocks
 from pagedd.kernels import ops
 from pagedd.kernels.kv_form import FORMS, KVForm
 from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer
@@ -44,6 +45,26 @@ class CheckedWeights:
             raise malformed(f"tensor {name} is {list(tensor.shape)}, {list(shape)} expected")
         return tensor.to(self._device, self._dtype)
 
+    def linear(
+        self,
+        parts: dict[str, int],
+        in_features: int,
+        *,
+        has_bias: bool = False,
+        keeps_packed: bool = False,
+        matrix: torch.Tensor | None = None,
+    ) -> Linear:
+        """One product of the matrices `parts` (name → rows), stacked; of `matrix` where they are there already."""
+        names = [f"{name}.weight" for name in parts]
+        biases = [self.take(f"{name}.bias", size) for name, size in parts.items() if has_bias]
+        bias = torch.cat(biases) if biases else None
+        blocks = stacked_blocks(self._checkpoint, names) if keeps_packed else None
+        if blocks is not None and blocks.q.shape == (sum(parts.values()), in_features):
+            return QuantizedLinear(blocks, bias, self._device)
+        if matrix is None:
+            matrix = torch.cat([self.take(f"{name}.weight", size, in_features) for name, size in parts.items()])
+        return make_linear(matrix, bias)
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
@@ -70,26 +91,32 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[float, str], None],
+        *,
+        keeps_packed: bool = False,
     ) -> None:
+        """`keeps_packed`: matrices that the checkpoint quantizes stay so, else they are dequantized on the way in."""
         self.kv_forms = frozenset(FORMS)
         self.own_kernels: str | None = None
-        self.has_quantized_weights = False  # they were dequantized on the way in
         self._config = config
         self._scale = config.head_dim**-0.5
         weights = CheckedWeights(checkpoint, dtype, device)
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers: list[_Layer] = []
         for index in range(config.num_layers):
-            self._layers.append(_load_layer(config, weights, index))
+            self._layers.append(_load_layer(config, weights, index, keeps_packed))
             progress((index + 1) / config.num_layers, f"layer {index + 1} of {config.num_layers}")
         self._final_norm = weights.take("model.norm.weight", config.hidden_size)
         # Tied weights are packed a second time: the product wants another layout than the look-up.
-        head = self._embedding
-        if not config.tie_word_embeddings:
-            head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._head = make_linear(head)
+        name, is_tied = ("model.embed_tokens", True) if config.tie_word_embeddings else ("lm_head", False)
+        self._head = weights.linear(
+            {name: config.vocab_size},
+            config.hidden_size,
+            keeps_packed=keeps_packed,
+            matrix=self._embedding if is_tied else None,
+        )
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, device)
         linears = [part for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        self.has_quantized_weights = any(isinstance(part, QuantizedLinear) for part in linears)
         self.weight_bytes = self._embedding.nbytes + self._head.num_bytes + sum(part.num_bytes for part in linears)
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
@@ -152,7 +179,7 @@ class Decoder:
         return layer.output(attended.view(x.shape[0], num_heads * config.head_dim))
 
 
-def _load_layer(config: DecoderConfig, weights: CheckedWeights, index: int) -> _Layer:
+def _load_layer(config: DecoderConfig, weights: CheckedWeights, index: int, keeps_packed: bool) -> _Layer:
     prefix = f"model.layers.{index}."
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -161,9 +188,8 @@ def _load_layer(config: DecoderConfig, weights: CheckedWeights, index: int) -> _
         return weights.take(f"{prefix}{name}.weight", size)
 
     def linear(parts: dict[str, int], in_features: int, has_bias: bool) -> Linear:
-        weight = [weights.take(f"{prefix}{name}.weight", size, in_features) for name, size in parts.items()]
-        bias = [weights.take(f"{prefix}{name}.bias", size) for name, size in parts.items() if has_bias]
-        return make_linear(torch.cat(weight), torch.cat(bias) if bias else None)
+        named = {prefix + name: size for name, size in parts.items()}
+        return weights.linear(named, in_features, has_bias=has_bias, keeps_packed=keeps_packed)
 
     return _Layer(
         attention_norm=norm("input_layernorm", hidden),

@@ -8,6 +8,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from pagedd.engine.model.weight_blocks import WeightBlocks
+from pagedd.kernels import ops
+from pagedd.kernels.packed_weight import pack_weight
+
 
 class Linear(Protocol):
     """y = x · weightᵀ + bias.
@@ -28,6 +32,19 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
+
+
+class QuantizedLinear:
+    """The weight as a file quantizes it, in 4 or 8 bits, for a backend that multiplies it as it is."""
+
+    def __init__(self, blocks: WeightBlocks, bias: torch.Tensor | None, device: torch.device) -> None:
+        q, scale, offset = (torch.from_numpy(part).to(device) for part in (blocks.q, blocks.scale, blocks.offset))
+        self._weight = pack_weight(q, scale, offset, blocks.bits)
+        self._bias = bias
+        self.num_bytes = self._weight.num_bytes + (0 if bias is None else bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.packed_linear(x, self._weight, self._bias)
 
 
 class PlainLinear:

@@ -58,9 +58,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and what was chosen for it."""
+    """A model and what was chosen for it. `backend` answers for `kernels/ops.py`."""
 
     model: Model
+    backend: ops.BackendChoice
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
@@ -77,49 +78,51 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     """
     device = choose_device(config.device)
     check_device(device)
+    try:
+        backend = ops.select_backend(device)
+    except ValueError as error:
+        raise EngineError("invalid_setting", str(error)) from error
     dtype = choose_dtype(config.dtype, device)
     path = Path(config.model)
     progress(0.0, f"reading {path.name}")
     if path.is_dir():
-        loaded = _load_folder(path, config, device, dtype, progress)
+        model, model_config = _load_folder(path, config, backend, device, dtype, progress)
     elif path.exists():
         from pagedd.engine.model.gguf import GGUFCheckpoint  # needs the gguf package, and nothing else here does
 
         file = GGUFCheckpoint(path)
-        loaded = LoadedModel(
-            _make_decoder(config, file.config, file, device, dtype, progress), file.config, device, dtype
-        )
+        model, model_config = _make_decoder(config, file.config, file, backend, device, dtype, progress), file.config
     else:
         raise EngineError("model_unavailable", f"{path} does not exist; fetch the model first")
-    log.info("%s: %s, %s on %s", path.name, loaded.config.architecture, str(dtype).removeprefix("torch."), device)
-    return loaded
+    log.info("%s: %s, %s on %s", path.name, model_config.architecture, str(dtype).removeprefix("torch."), device)
+    return LoadedModel(model, backend, model_config, device, dtype)
 
 
 def _load_folder(
     folder: Path,
     settings: EngineConfig,
+    backend: ops.BackendChoice,
     device: torch.device,
     dtype: torch.dtype,
     progress: Callable[[float, str], None],
-) -> LoadedModel:
+) -> tuple[Model, ModelConfig]:
     raw = read_json(folder / "config.json")
     if raw.get("model_type") not in FUSED_ARCHITECTURES:
         from pagedd.engine.model.hf_adapter import load_adapted  # transformers takes seconds to import
 
-        adapted, adapted_config = load_adapted(folder, device, dtype, progress)
-        return LoadedModel(adapted, adapted_config, device, dtype)
+        return load_adapted(folder, device, dtype, progress)
     if (folder / "generation_config.json").exists():
         eos = {*parse_eos(raw), *parse_eos(read_json(folder / "generation_config.json"))}
         raw["eos_token_id"] = sorted(eos)
     config = parse_decoder_config(raw)
-    model = _make_decoder(settings, config, SafetensorsCheckpoint(folder), device, dtype, progress)
-    return LoadedModel(model, config, device, dtype)
+    return _make_decoder(settings, config, SafetensorsCheckpoint(folder), backend, device, dtype, progress), config
 
 
 def _make_decoder(
     settings: EngineConfig,
     config: DecoderConfig,
     checkpoint: Checkpoint,
+    backend: ops.BackendChoice,
     device: torch.device,
     dtype: torch.dtype,
     progress: Callable[[float, str], None],
@@ -136,17 +139,21 @@ def _make_decoder(
             form = settings.weight_dtype
             if form == "auto" and settings.dtype == "float32":
                 form = "float32"
-            decoder = CpuDecoder(extension, config, checkpoint, form, progress)
-            sizes = ", ".join(f"{size / 2**20:.0f} MiB {name}" for name, size in decoder.forms.items())
+            in_cpp = CpuDecoder(extension, config, checkpoint, form, progress)
+            sizes = ", ".join(f"{size / 2**20:.0f} MiB {name}" for name, size in in_cpp.forms.items())
             log.info("weights: %s; one C++ call a step", sizes)
-            return decoder
+            return in_cpp
     if settings.weight_dtype not in ("auto", _SHORT_NAMES.get(dtype)):
         raise EngineError(
             "invalid_setting", f"weight_dtype {settings.weight_dtype} needs the C++ kernels: {obstacle}; use auto"
         )
+    keeps_packed = backend.keeps_weights_packed and settings.weight_dtype == "auto" and settings.dtype != "float32"
     level = logging.WARNING if device.type == "cpu" else logging.INFO
     log.log(level, "the decoder runs kernel by kernel, because %s", obstacle)
-    return Decoder(config, checkpoint, dtype, device, progress)
+    decoder = Decoder(config, checkpoint, dtype, device, progress, keeps_packed=keeps_packed)
+    packed = ", as the file quantizes them" if decoder.has_quantized_weights else ""
+    log.info("weights: %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
+    return decoder
 
 
 def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -2,6 +2,7 @@
 
 import triton
 
+from pagedd.kernels.triton.linear import packed_linear
 from pagedd.kernels.triton.paged_attention import paged_attention
 from pagedd.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from pagedd.kernels.triton.rope_kv import rope_and_write_kv, write_kv
@@ -12,6 +13,7 @@ IS_INTERPRETED: bool = triton.knobs.runtime.interpret  # on a CPU, number by num
 __all__ = [
     "IS_INTERPRETED",
     "add_rms_norm",
+    "packed_linear",
     "paged_attention",
     "rms_norm",
     "rope_and_write_kv",

@@ -22,8 +22,8 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.triton.launch import Card, Launch, card_of, launch_for
-from pagedd.kernels.triton.packed_weight import PackedWeight
 from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
 
 VECTOR_ROWS = 2  # up to so many, see above
@@ -188,7 +188,7 @@ def _sum_splits_kernel(
     tl.store(y_ptr + column, y.to(y_ptr.dtype.element_ty), mask=is_inside)
 
 
-def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """x · weightᵀ + bias.
 
     Args:

@@ -88,7 +88,7 @@ def test_the_form_of_the_cache_follows_the_weights_unless_it_is_asked_for() -> N
 
 
 def loaded_with(**attributes) -> LoadedModel:
-    return LoadedModel(SimpleNamespace(**attributes), None, CPU, torch.bfloat16)  # type: ignore[arg-type]
+    return LoadedModel(SimpleNamespace(**attributes), None, None, CPU, torch.bfloat16)  # type: ignore[arg-type]
 
 
 def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:

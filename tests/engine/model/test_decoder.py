@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from pagedd.bench.reference_model import load_reference
+from pagedd.engine.model.decoder import Decoder
+from pagedd.engine.model.gguf import GGUFCheckpoint
+from pagedd.engine.model.load import LoadedModel
 from pagedd.kernels import ops, reference
 
 SHAPE = {
@@ -113,3 +116,15 @@ def test_the_real_models_logits_equal_transformers_whole_and_in_mixed_chunks(mod
     prompts = random_prompts(90, 37, vocab_size=49_152)
     check_logits(loaded, model, prompts, [{0: 90, 1: 37}], block_size=16)
     check_logits(loaded, model, prompts, [{0: 50}, {1: 36, 0: 23}, {0: 16, 1: 1}, {0: 1}], block_size=16)
+
+
+def test_weights_that_stay_as_the_file_quantizes_them_give_the_same_logits(model_gguf, paged_logits) -> None:
+    file, cpu = GGUFCheckpoint(model_gguf), torch.device("cpu")
+
+    def logits(keeps_packed: bool) -> torch.Tensor:
+        decoder = Decoder(file.config, file, torch.float32, cpu, lambda *said: None, keeps_packed=keeps_packed)
+        assert decoder.has_quantized_weights == keeps_packed
+        loaded = LoadedModel(decoder, ops.BackendChoice("torch", ""), file.config, cpu, torch.float32)
+        return paged_logits(loaded, [[504, 3575, 282, 4649, 314]], [{0: 5}])[0][4]
+
+    torch.testing.assert_close(logits(True), logits(False), rtol=1e-3, atol=1e-3)

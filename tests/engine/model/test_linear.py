@@ -1,9 +1,11 @@
 """Every storage form of a weight gives the plain product."""
 
+import numpy as np
 import pytest
 import torch
 
-from pagedd.engine.model.linear import PackedLinear, PlainLinear, make_linear
+from pagedd.engine.model.linear import PackedLinear, PlainLinear, QuantizedLinear, make_linear
+from pagedd.engine.model.weight_blocks import WeightBlocks
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -27,3 +29,20 @@ def test_float32_on_a_cpu_is_packed_and_float16_is_not() -> None:
 def test_bytes_count_weight_and_bias() -> None:
     assert make_linear(torch.zeros(5, 4), torch.zeros(5)).num_bytes == 5 * 4 * 4 + 5 * 4
     assert make_linear(torch.zeros(5, 4, dtype=torch.float16)).num_bytes == 5 * 4 * 2
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_that_stays_quantized_gives_the_product_of_its_own_numbers(bits) -> None:
+    generator = np.random.default_rng(bits)
+    blocks = WeightBlocks(
+        bits,
+        generator.integers(0, 1 << bits, (24, 96), dtype=np.uint8),
+        generator.normal(size=(24, 3)).astype(np.float16),
+        generator.normal(size=(24, 3)).astype(np.float16),
+    )
+    weight = blocks.q.reshape(24, 3, 32) * blocks.scale[..., None].astype(float) + blocks.offset[..., None]
+    x, bias = torch.randn(5, 96, dtype=torch.float64), torch.randn(24)
+    linear = QuantizedLinear(blocks, bias, torch.device("cpu"))
+    expected = x @ torch.from_numpy(weight.reshape(24, 96)).T + bias
+    torch.testing.assert_close(linear(x.float()).double(), expected, rtol=1e-4, atol=1e-4)
+    assert linear.num_bytes == 24 * 96 * bits // 8 + 24 * 3 * 4 + 24 * 4

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from pagedd.kernels.packed_weight import PackedWeight, pack_weight
 from pagedd.kernels.triton import linear as op
 from pagedd.kernels.triton.launch import Card, launch_for
-from pagedd.kernels.triton.linear import linear
-from pagedd.kernels.triton.packed_weight import PackedWeight, pack_weight
+from pagedd.kernels.triton.linear import packed_linear
 
 # Of the largest entry: rounding of y, and of the weight where it goes to the matrix units.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -31,7 +31,7 @@ def expect_product(
     packed, exact = make_weight(out_features, in_features, bits)
     x = torch.randn(num_rows, in_features).to(dtype)
     bias = torch.randn(out_features).to(dtype) if has_bias else None
-    y = linear(x, packed, bias)
+    y = packed_linear(x, packed, bias)
     expected = x.double() @ exact.T + (0 if bias is None else bias.double())
     assert y.dtype == dtype
     error = (y.double() - expected).abs().max() / expected.abs().max()
@@ -91,7 +91,7 @@ def test_scales_at_the_ends_of_float16_are_taken_as_they_are() -> None:
         for inputs in (slice(0, 32), slice(32, 64)):
             x = torch.zeros(1, 64)
             x[0, inputs] = torch.rand(32)
-            y = linear(x, pack_weight(q, scale, offset, 4))[0, row]
+            y = packed_linear(x, pack_weight(q, scale, offset, 4), None)[0, row]
             torch.testing.assert_close(y.double(), x[0].double() @ exact[row], rtol=1e-5, atol=1e-12)
 
 
@@ -100,14 +100,14 @@ def test_rows_of_a_view_are_read_where_they_lie() -> None:
     wide = torch.full((3, 200), float("nan"))
     wide[:, 40:104] = torch.randn(3, 64)
     expected = (wide[:, 40:104].double() @ exact.T).float()
-    torch.testing.assert_close(linear(wide[:, 40:104], packed), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed_linear(wide[:, 40:104], packed, None), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_split_sums_are_the_same_in_every_run(num_rows: int) -> None:
     packed, _ = make_weight(16, 8192, 4)
     x = torch.randn(num_rows, 8192).bfloat16()
-    assert torch.equal(linear(x, packed), linear(x, packed))
+    assert torch.equal(packed_linear(x, packed, None), packed_linear(x, packed, None))
 
 
 def test_inputs_are_split_until_each_processor_has_its_programs() -> None:
@@ -123,7 +123,7 @@ def test_inputs_are_split_until_each_processor_has_its_programs() -> None:
 
 def test_no_rows_are_no_work() -> None:
     packed, _ = make_weight(16, 64, 4)
-    assert linear(torch.empty(0, 64), packed).shape == (0, 16)
+    assert packed_linear(torch.empty(0, 64), packed, None).shape == (0, 16)
 
 
 @pytest.mark.parametrize(

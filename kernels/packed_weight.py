@@ -1,4 +1,4 @@
-"""The form in which a quantized weight lies in a GPU's memory, for `linear.py`.
+"""The form in which a quantized weight lies in a GPU's memory, for `triton/linear.py`.
 
     weight = scale · q + offset        q unsigned, 4 or 8 bits; scale and offset float16, one of each a group of 32
 
@@ -35,6 +35,14 @@ class PackedWeight:
     @property
     def num_bytes(self) -> int:
         return self.words.nbytes + self.scales.nbytes
+
+    def dequantize(self) -> torch.Tensor:
+        """[out_features, in_features] float32."""
+        lanes = torch.arange(32 // self.bits, device=self.words.device, dtype=torch.int32)[:, None] * self.bits
+        units = self.words.view(self.out_features, -1, 1, UNIT_WORDS)
+        q = (units >> lanes & (1 << self.bits) - 1).view(self.out_features, -1, GROUP)
+        scale, offset = self.scales.view(torch.float16).view(self.out_features, -1, 2, 1).float().unbind(2)
+        return (q * scale + offset).flatten(1)
 
 
 def pack_weight(q: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int) -> PackedWeight:
