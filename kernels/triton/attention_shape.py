@@ -102,18 +102,20 @@ class AttentionShape:
 
 def short_launch(arch: int, shape: AttentionShape, rows: int) -> Launch:
     """Of tiles that hold all queries of a sequence: `rows` with all heads of a group."""
-    return _launch("attention.short", arch, shape, rows)
+    return launch_for("attention.short", arch, rows=rows, **_sizes(shape))
 
 
-def chunk_launch(arch: int, shape: AttentionShape, rows: int) -> Launch:
-    """Of tiles of longer sequences, of which the longest has `rows`."""
-    return _launch("attention.chunk", arch, shape, rows)
+def chunk_launch(arch: int, shape: AttentionShape) -> Launch:
+    """Of tiles of longer sequences."""
+    return launch_for("attention.chunk", arch, **_sizes(shape))
 
 
-def _launch(kernel: str, arch: int, shape: AttentionShape, rows: int) -> Launch:
-    row_bytes = shape.dims * shape.product_dtype.itemsize
-    is_quantized = int(shape.form.dtype is None)
-    return launch_for(kernel, arch, rows=rows, group=shape.group, row_bytes=row_bytes, is_quantized=is_quantized)
+def _sizes(shape: AttentionShape) -> dict[str, int]:
+    return {
+        "group": shape.group,
+        "row_bytes": shape.dims * shape.product_dtype.itemsize,
+        "is_quantized": int(shape.form.dtype is None),
+    }
 
 
 # Llama 3 8B, by form of the cache.

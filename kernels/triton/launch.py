@@ -214,7 +214,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "attention.chunk",
-        Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=3),
+        Launch({"rows": 64, "keys": 16}, num_warps=8, num_stages=3),
         "rows of 1024 bytes, and quantized ones of 512: what fits everywhere",
         limits={"group": 64},
     ),

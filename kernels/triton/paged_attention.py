@@ -56,7 +56,7 @@ def paged_attention(
     are_all_short = max_rows <= max(MAX_SHORT_ROWS, shape.group)
     num_short = num_seqs if are_all_short else batch.num_decodes
     short = short_launch(card.arch, shape, max_rows if are_all_short else shape.group)
-    chunk = chunk_launch(card.arch, shape, max_rows)
+    chunk = chunk_launch(card.arch, shape)
     num_splits = choose_num_splits(num_short * shape.num_kv_heads, batch.max_context_len, card)
     if num_splits > 1:
         attend_split(
@@ -285,7 +285,7 @@ def variants(arch: int) -> list[Variant]:
     }
     found = []
     for form, shape in LLAMA_8B.items():
-        short, chunk = short_launch(arch, shape, shape.group), chunk_launch(arch, shape, 2048 * shape.group)
+        short, chunk = short_launch(arch, shape, shape.group), chunk_launch(arch, shape)
         for name, launches in {"decode": (short, None), "chunk": (None, chunk), "mixed": (short, chunk)}.items():
             constants = _constants(shape, *launches)
             launch = launches[1] or short
