@@ -30,23 +30,28 @@ from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
 log = logging.getLogger(__name__)
 
+Progress = Callable[[float, str], None]
+
 BLOCK_SIZES = (8, 16, 32)
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
 DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
 
 
-def create_engine(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[Engine, EngineInfo]:
+def create_engine(
+    config: EngineConfig, progress: Progress, load: Callable[[EngineConfig, Progress], LoadedModel] = load_model
+) -> tuple[Engine, EngineInfo]:
     """Loads the model and makes the engine, idle.
 
     Args:
         progress: called with the share done, 0 … 1, and what is being done.
+        load: makes the model, where it does not come from a path.
 
     Raises:
         EngineError: `invalid_setting`, or what loading the model and sizing the pool raise.
     """
     if config.block_size not in BLOCK_SIZES:
         raise EngineError("invalid_setting", f"block_size {config.block_size}; use one of {BLOCK_SIZES}")
-    runner, info = create_runner(config, progress)
+    runner, info = create_runner(config, progress, load)
     blocks = BlockManager(
         info.num_blocks,
         config.block_size,
@@ -70,18 +75,21 @@ def create_engine(config: EngineConfig, progress: Callable[[float, str], None]) 
     return Engine(runner, scheduler), info
 
 
-def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) -> tuple[ModelRunner, EngineInfo]:
+def create_runner(
+    config: EngineConfig, progress: Progress, load: Callable[[EngineConfig, Progress], LoadedModel] = load_model
+) -> tuple[ModelRunner, EngineInfo]:
     """Loads the model, sizes and allocates the KV pool, and runs once so that the first request isn't slow.
 
     Args:
         progress: called with the share done, 0 … 1, and what is being done.
+        load: makes the model, where it does not come from a path.
 
     Raises:
         EngineError: what `load_model` and `size_pool` raise, or `invalid_setting`.
     """
     started = time.perf_counter()
     torch.set_num_threads(config.num_threads or num_physical_cores())
-    loaded = load_model(config, lambda share, what: progress(0.9 * share, what))
+    loaded = load(config, lambda share, what: progress(0.9 * share, what))
     device, model, backend = loaded.device, loaded.model, loaded.backend
     if model.own_kernels is None:
         log.info("kernels: %s, because %s", backend.name, backend.reason)
@@ -92,7 +100,7 @@ def create_runner(config: EngineConfig, progress: Callable[[float, str], None]) 
     max_logits_rows = min(budget, config.max_num_seqs * (1 + config.num_speculative_tokens))
     reserve_bytes = model.activation_bytes(budget, max_logits_rows, max_model_len, kv_form)
     reserve_bytes += drawn_together(max_logits_rows) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
-    uses_graphs = backend.can_be_captured and model.own_kernels is None and not config.enforce_eager
+    uses_graphs = backend.can_be_captured and model.can_be_captured and not config.enforce_eager
     if uses_graphs:
         reserve_bytes += graph_bytes(model, config.max_num_seqs, max_model_len, kv_form, config.block_size)
 

@@ -86,6 +86,7 @@ class CpuDecoder:
         self.forms = packer.bytes_by_form
         self.weight_bytes = sum(self.forms.values())
         self.own_kernels: str | None = "cpp"
+        self.can_be_captured = False
         self.has_quantized_weights = not _QUANTIZED.isdisjoint(self.forms)
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:

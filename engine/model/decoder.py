@@ -97,6 +97,7 @@ class Decoder:
         """`keeps_packed`: matrices that the checkpoint quantizes stay so, else they are dequantized on the way in."""
         self.kv_forms = frozenset(FORMS)
         self.own_kernels: str | None = None
+        self.can_be_captured = True
         self._config = config
         self._scale = config.head_dim**-0.5
         weights = CheckedWeights(checkpoint, dtype, device)

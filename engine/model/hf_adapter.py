@@ -89,6 +89,7 @@ class AdaptedModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.kv_forms = frozenset(FORMS)
         self.own_kernels: str | None = None
+        self.can_be_captured = False  # what transformers does in a model's forward, it may do on the host
         self.has_quantized_weights = False
         self._model = model
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters

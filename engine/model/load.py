@@ -37,12 +37,14 @@ class Model(Protocol):
 
     Attributes:
         weight_bytes: what the weights take in memory.
+        can_be_captured: a decode step waits for nothing but kernels, so that it can become a CUDA graph.
         own_kernels: name of the kernels that it brings; `None` where it runs over `kernels/ops.py`.
         has_quantized_weights: some are held in 8 bits or fewer.
         kv_forms: names of the forms of the KV cache that it can run over, of `kernels/kv_form.py`.
     """
 
     weight_bytes: int
+    can_be_captured: bool
     own_kernels: str | None
     has_quantized_weights: bool
     kv_forms: frozenset[str]

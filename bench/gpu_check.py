@@ -1,0 +1,120 @@
+"""Everything about a card that a machine without one cannot know, in one go. From a checkout, nothing installed:
+
+    python -P bench/gpu_check.py                        all parts, about eight minutes on an H200
+    python -P bench/gpu_check.py correct attention      some of them
+    python -P bench/gpu_check.py --output FILE          and the line of JSON into a file
+
+It needs torch, triton, transformers and numpy. Parts, each a few lines of the table:
+
+    correct      each kernel against the float64 reference on fresh random inputs; outputs are poisoned first
+    ceilings     what this card copies and multiplies at best: the measure for everything below
+    attention    decode GB/s beside the copy, prefill TFLOP/s beside the product, for every form of the cache
+    linear       products with 4 and 8 bit weights: GB/s at few rows, TFLOP/s at many
+    graphs       replayed decode steps equal eager ones, and what a replay saves
+    model        a random Llama of 8B's shape through the engine: decode at batch 1, 8, 64, 256, prefill; beside
+                 transformers with SDPA and its static cache on the same weights
+
+A part that fails says why in its row, and the others go on; the exit status is then 1. Targets are in `TARGETS`.
+`--tiny` runs small sizes on whatever there is, a CPU with TRITON_INTERPRET=1 included: that proves the script, not a
+card.
+"""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured: of an 8B model, or tiny."""
+
+    batch: int
+    context: int
+    chunk: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    inner: int
+    copy_bytes: int
+    matmul: int
+    seconds: float  # that one figure is measured for
+
+
+FULL = Sizes(64, 4096, 4096, 32, 8, 128, 4096, 14336, 1 << 30, 8192, 0.3)
+TINY = Sizes(2, 40, 24, 4, 2, 64, 64, 96, 1 << 16, 64, 0.0)
+
+# Shares of the card's own ceilings, as measured in `ceilings`; and how many times as quick as transformers.
+TARGETS = {
+    "decode.bf16": 0.80,
+    "prefill.bf16": 0.55,
+    "pagedd, decode, batch 1": 0.80,
+    "times transformers, batch 1": 2.0,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="some of the parts (default: all)")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, on any machine")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of all inputs (default: the time)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
+    args = parser.parse_args()
+
+    if "pagedd" not in sys.modules:
+        sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != ROOT / "bench"]
+        sys.path.insert(0, str(ROOT / "bench"))
+        from checkout import use_checkout  # type: ignore[import-not-found]
+
+        sys.path.pop(0)
+        use_checkout(ROOT)
+    from pagedd.bench import gpu_parts
+    from pagedd.bench.report import print_report
+
+    if not torch.cuda.is_available() and not args.tiny:
+        print("no card that torch can use; --tiny with TRITON_INTERPRET=1 runs the script on a CPU", file=sys.stderr)
+        return 2
+    parts = gpu_parts.PARTS
+    if unknown := set(args.parts) - set(parts):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    os.environ["PAGEDD_KERNELS"] = "triton"  # on a CPU too, where another backend would serve
+    torch.manual_seed(args.seed)
+    check = gpu_parts.Check(device, TINY if args.tiny else FULL, args.seed)
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for name in args.parts or parts:
+        started = time.perf_counter()
+        rows += _run(name, parts[name], check, failed)
+        print(f"{name}: {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+    figures = {"seed": args.seed, "tiny": args.tiny, "rows": rows, "targets": TARGETS, "failed": failed}
+    print_report("gpu_check", rows, figures, output=args.output)
+    return 1 if failed else 0
+
+
+def _run(
+    name: str, part: Callable[[Any], list[dict[str, Any]]], check: object, failed: dict[str, str]
+) -> list[dict[str, Any]]:
+    try:
+        return [{"part": name, **row} for row in part(check)]
+    except Exception as error:
+        traceback.print_exc()
+        failed[name] = f"{type(error).__name__}: {error}"
+        return [{"part": name, "what": f"failed: {error}"[:60], "value": None, "unit": "", "share": None}]
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

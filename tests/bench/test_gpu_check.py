@@ -1,0 +1,50 @@
+"""The script for a machine with a card, as far as one without can run it: tiny, interpreted, not installed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-P", str(ROOT / "bench" / "gpu_check.py"), *arguments],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def test_every_part_runs_from_a_checkout_and_the_last_line_is_json(tmp_path) -> None:
+    done = run("--tiny", "--seed", "3", "--output", "figures.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report == json.loads((tmp_path / "figures.json").read_text())
+    assert not report["failed"]
+    by_part: dict[str, list[dict]] = {}
+    for row in report["rows"]:
+        by_part.setdefault(row["part"], []).append(row)
+    assert list(by_part) == ["correct", "ceilings", "attention", "linear", "graphs", "model"]
+    assert all(row["value"] < 0.02 for row in by_part["correct"])
+    whats = {row["what"] for row in report["rows"]}
+    assert set(report["targets"]) <= whats, "each target has its row"
+
+
+def test_parts_are_chosen_by_name_and_a_wrong_one_is_refused(tmp_path) -> None:
+    done = run("--tiny", "ceilings", folder=tmp_path)
+    assert {row["part"] for row in json.loads(done.stdout.splitlines()[-1])["rows"]} == {"ceilings"}
+    refused = run("--tiny", "speed", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "no such part: speed; there are correct, ceilings" in refused.stderr
+
+
+def test_a_machine_without_a_card_is_told_so(tmp_path) -> None:
+    done = run(folder=tmp_path)
+    assert done.returncode == 2
+    assert "no card that torch can use" in done.stderr
