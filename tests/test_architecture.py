@@ -139,6 +139,16 @@ def test_the_front_process_loads_no_torch() -> None:
     assert loaded.stdout == "[]\n"
 
 
+def test_the_engine_and_the_kernels_need_only_what_a_bare_gpu_machine_has() -> None:
+    forbidden = ("gguf", "msgspec", "zmq", "aiohttp", "uvloop", "psutil", "pynvml", "textual", "prometheus_client")
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(" + repr(forbidden) + "));"
+        "import pagedd.engine.create, pagedd.kernels.triton, pagedd.bench.gpu_parts"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_pyproject_lists_every_package_there_is() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     found = {
