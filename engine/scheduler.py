@@ -11,6 +11,8 @@ from the least urgent one, so some sequence advances in every step.
 A device that works by itself need not wait for this: while a step is on its way, `assume` goes on as if it had come
 back, with `PENDING` for what it draws, and the next one is formed. Nobody is preempted in that one, and blocks that are
 released stay out of the pool until the steps that name them have finished (`BlockManager.hold_releases`).
+
+Who begins like a prompt that is being computed waits for its blocks, without a seat, and lends it its urgency.
 """
 
 import itertools
@@ -25,6 +27,7 @@ from typing import Literal
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.prefix_in_flight import PrefixesInFlight
 from pagedd.engine.policy import WaitingQueue, due_s, urgency
 from pagedd.engine.request import FinishReason, Preemption, Request, SequenceOutput
 from pagedd.engine.sequence import PENDING, Sequence, SequenceState
@@ -76,6 +79,9 @@ class Scheduler:
         self._groups: dict[str, _Group] = {}
         self._running: list[Sequence] = []  # most urgent first
         self._waiting = WaitingQueue()
+        self._in_flight = PrefixesInFlight(blocks)
+        self._awaiting: dict[Sequence, tuple[Sequence, int]] = {}  # for whom, and the end of the blocks it waits for
+        self._lent: dict[Sequence, tuple[int, float]] = {}  # own priority and due time of those who are waited for
         self._orders = itertools.count()
         self._lookup = PromptLookup(config.num_speculative_tokens)
         self.budget = TokenBudget(config.max_num_batched_tokens)
@@ -136,8 +142,11 @@ class Scheduler:
             return False
         if self.config.scheduling_policy == "priority":
             for sequence in group.live.values():
-                sequence.priority = priority
-                sequence.due_s = due_s(sequence.arrival_s, priority, self.config.ageing_s_per_point)
+                due = due_s(sequence.arrival_s, priority, self.config.ageing_s_per_point)
+                if sequence in self._lent:
+                    self._lent[sequence] = priority, due
+                    continue
+                sequence.priority, sequence.due_s = priority, due
                 if sequence in self._waiting:
                     self._waiting.push(sequence)
             self._running.sort(key=urgency)
@@ -158,13 +167,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._awaiting)
 
     @property
     def oldest_wait_s(self) -> float:
         """Seconds that the longest-waiting, never started sequence has waited; 0 when none waits."""
-        oldest = next((s for s in self._waiting if s.state is SequenceState.WAITING), None)
-        return self._clock() - oldest.arrival_s if oldest is not None else 0.0
+        arrivals = (s.arrival_s for s in (*self._waiting, *self._awaiting) if s.state is SequenceState.WAITING)
+        return self._clock() - min(arrivals, default=self._clock())
 
     def live_sequences(self) -> Iterator[Sequence]:
         """Every sequence that has not finished, in order of arrival of their requests."""
@@ -182,6 +191,7 @@ class Scheduler:
         step = Step(number=self.counters.steps)
         self.preemptions = []
         self._wants_blocks_back = False
+        self._wake()
         budget = self._schedule_decodes(step, self.budget.tokens)
         self._schedule_prefills(step, budget)
         self.num_scheduled_tokens = step.num_scheduled_tokens
@@ -292,8 +302,11 @@ class Scheduler:
         """
         candidate = self._waiting.peek()
         overtakes = candidate is not None and (not running or urgency(candidate) < urgency(running[0]))
-        if candidate is not None and overtakes and self._admit(candidate, step):
-            return candidate
+        if candidate is not None and overtakes:
+            if self._admit(candidate, step):
+                return candidate
+            if candidate not in self._waiting:  # it waits for a prefix, and nobody for it
+                return self._next_prefill(running, step)
         while running:
             sequence = running.popleft()
             if sequence.state is SequenceState.RUNNING:  # else a more urgent one of this step took its blocks
@@ -335,6 +348,9 @@ class Scheduler:
         if lacking_seats > 0 and self._victims_for(sequence, lacking_seats, 0) is None:
             return False  # before the look-up, whose cost grows with the prompt and would be paid at every step
         prefix = self.blocks.find_prefix(sequence)
+        if (computed := self._in_flight.find(sequence, len(prefix))) is not None:
+            self._await(sequence, *computed)
+            return False
         wanted = self.blocks.num_blocks_for(sequence.num_tokens) - len(prefix) + self._num_owed_blocks()
         lacking_blocks = wanted - self.blocks.num_idle_after(prefix)
         if self._running and (lacking_seats > 0 or lacking_blocks > 0):
@@ -352,7 +368,31 @@ class Scheduler:
         self._note_start(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=urgency)
+        if self.config.enable_prefix_caching:
+            self._in_flight.add(sequence)
         return True
+
+    def _await(self, sequence: Sequence, writer: Sequence, end_block: int) -> None:
+        """Leaves the queue until `writer` has computed its blocks up to `end_block`, as urgently as `sequence` is."""
+        self._waiting.remove(sequence)
+        self._awaiting[sequence] = (writer, end_block)
+        if urgency(sequence) < urgency(writer):
+            self._lent.setdefault(writer, (writer.priority, writer.due_s))
+            writer.priority, writer.due_s = max(writer.priority, sequence.priority), sequence.due_s
+            self._running.sort(key=urgency)
+
+    def _wake(self) -> None:
+        """Back into the queue go those whose blocks are there, or will not come; and lent urgency to who lent it."""
+        for sequence, (writer, end_block) in list(self._awaiting.items()):
+            if writer.state is not SequenceState.RUNNING or writer.num_indexed_blocks >= end_block:
+                del self._awaiting[sequence]
+                self._waiting.push(sequence)
+        awaited = {writer for writer, _ in self._awaiting.values()}
+        for writer in self._lent.keys() - awaited:
+            writer.priority, writer.due_s = self._lent.pop(writer)
+            if writer in self._waiting:
+                self._waiting.push(writer)
+            self._running.sort(key=urgency)
 
     def _victims_for(self, sequence: Sequence, num_seats: int, num_blocks: int) -> list[Sequence] | None:
         """The least urgent running sequences whose end would make room; `None` when even all of them would not."""
@@ -385,6 +425,7 @@ class Scheduler:
                 for_what=for_what,
             )
         )
+        self._in_flight.remove(victim)
         self.blocks.release(victim)
         self._running.remove(victim)
         self._waiting.push(victim)
@@ -419,6 +460,8 @@ class Scheduler:
             if drawn and end == sequence.num_prompt_tokens:
                 self.counters.prompt_tokens += sequence.num_prompt_tokens
                 self._fork(sequence, [sampler for sampler, _ in drawn[1:]])
+            if drawn:
+                self._in_flight.remove(sequence)
             outputs += [self._take_token(sampler, draw) for sampler, draw in drawn]
         self.blocks.step_finished(step.number)
         self.budget.note_step()
@@ -514,6 +557,8 @@ class Scheduler:
             self._running.remove(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+        self._awaiting.pop(sequence, None)
+        self._in_flight.remove(sequence)
         self.blocks.release(sequence)
         sequence.state = SequenceState.FINISHED
         group = self._groups[sequence.request.request_id]

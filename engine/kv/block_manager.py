@@ -56,12 +56,22 @@ class BlockManager:
         parent: CachedBlock | None = None
         for i in range((sequence.num_tokens - 1) // size):
             token_ids = tuple(sequence.token_ids[i * size : (i + 1) * size])
-            entry = self.prefix_cache.find(self._digest(sequence, i), parent, token_ids)
+            entry = self.prefix_cache.find(self.digest(sequence, i), parent, token_ids)
             if entry is None:
                 break
             run.append(entry)
             parent = entry
         return run
+
+    def digest(self, sequence: Sequence, logical: int) -> bytes:
+        """Of the full block `logical` of `sequence` and all before it; see `PrefixCache`."""
+        digests = sequence.block_digests
+        if not digests:
+            digests.append(self.prefix_cache.root_digest(sequence.request.cache_extras))
+        size = self.block_size
+        for i in range(len(digests) - 1, logical + 1):
+            digests.append(self.prefix_cache.block_digest(digests[i], sequence.token_ids[i * size : (i + 1) * size]))
+        return digests[logical + 1]
 
     def num_idle_after(self, prefix: list[CachedBlock]) -> int:
         """Blocks that could still be taken once `prefix` is attached: its idle blocks are idle no more."""
@@ -112,7 +122,7 @@ class BlockManager:
         for i in range(sequence.num_indexed_blocks, sequence.num_computed_tokens // size):
             token_ids = tuple(sequence.token_ids[i * size : (i + 1) * size])
             entry, displaced = self.prefix_cache.insert(
-                self._digest(sequence, i),
+                self.digest(sequence, i),
                 sequence.last_indexed,
                 token_ids,
                 sequence.block_table[i],
@@ -231,15 +241,6 @@ class BlockManager:
                 filled = max(0, sequence.num_computed_tokens - logical * self.block_size)
                 tails[block_id] = max(tails.get(block_id, 0), filled)
         return tails
-
-    def _digest(self, sequence: Sequence, logical: int) -> bytes:
-        digests = sequence.block_digests
-        if not digests:
-            digests.append(self.prefix_cache.root_digest(sequence.request.cache_extras))
-        size = self.block_size
-        for i in range(len(digests) - 1, logical + 1):
-            digests.append(self.prefix_cache.block_digest(digests[i], sequence.token_ids[i * size : (i + 1) * size]))
-        return digests[logical + 1]
 
     def _shared_tail(self, sequence: Sequence) -> int | None:
         """Logical index of the partly written block when another sequence names it too."""
