@@ -86,6 +86,7 @@ class Scheduler:
         self._lookup = PromptLookup(config.num_speculative_tokens)
         self.budget = TokenBudget(config.max_num_batched_tokens)
         self._assumed: Step | None = None
+        self._owed_blocks: int | None = None  # within `schedule`, once it has been counted
         self._wants_blocks_back = False  # the last step had no room for somebody who may take it from others
 
     # --- requests come and go -----------------------------------------------------------------------------------------
@@ -191,6 +192,7 @@ class Scheduler:
         step = Step(number=self.counters.steps)
         self.preemptions = []
         self._wants_blocks_back = False
+        self._owed_blocks = None
         self._wake()
         budget = self._schedule_decodes(step, self.budget.tokens)
         self._schedule_prefills(step, budget)
@@ -245,6 +247,8 @@ class Scheduler:
 
         Prompts keep half of the budget, and nobody loses a block: guesses only take what running sequences don't need.
         """
+        if self.config.num_speculative_tokens == 0:
+            return 0
         num_left, decodes = budget // 2, list(step.scheduled)
         num_spare_blocks = self.blocks.pool.num_idle - self._num_owed_blocks()
         num_guesses = 0
@@ -258,6 +262,7 @@ class Scheduler:
                 continue
             num_spare_blocks -= self.blocks.num_missing_blocks(sequence, end + len(draft))
             self.blocks.grow(sequence, end + len(draft))
+            self._owed_blocks = None
             item.num_scheduled_tokens += len(draft)
             item.draft_token_ids = draft
             num_left -= len(draft)
@@ -265,12 +270,19 @@ class Scheduler:
         return num_guesses
 
     def _num_owed_blocks(self) -> int:
-        """What running sequences will soon need: prefills the rest of their prompts, decodes a block each."""
-        return sum(max(1, self.blocks.num_missing_blocks(s, s.num_tokens)) for s in self._running)
+        """What running sequences will soon need. Counted once a step, and kept up to date from there on."""
+        if self._owed_blocks is None:
+            self._owed_blocks = sum(map(self._owed_to, self._running))
+        return self._owed_blocks
+
+    def _owed_to(self, sequence: Sequence) -> int:
+        """Prefills need the rest of their prompts, decodes a block each."""
+        return max(1, self.blocks.num_missing_blocks(sequence, sequence.num_tokens))
 
     def _schedule_prefills(self, step: Step, budget: int) -> None:
         running = deque(s for s in self._running if not s.is_decoding and not s.has_all_tokens)
         halved: ScheduledSequence | None = None
+        num_preemptions = len(self.preemptions)
         while budget > 0 and (sequence := self._next_prefill(running, step)) is not None:
             chunk = min(sequence.num_uncomputed_tokens, budget)
             # A long prompt shares the budget with a shorter one behind it, whose first token is a few chunks away.
@@ -280,7 +292,10 @@ class Scheduler:
             if self._grow(sequence, chunk, step):
                 self._enter(step, sequence, chunk)
                 halved = step.scheduled[-1] if shares else halved
-            budget = self.budget.tokens - step.num_scheduled_tokens
+                budget -= chunk
+            if len(self.preemptions) > num_preemptions:  # somebody left the step
+                num_preemptions = len(self.preemptions)
+                budget = self.budget.tokens - step.num_scheduled_tokens
         if halved is not None and halved in step.scheduled and budget > 0:
             self._extend(step, halved, budget)
 
@@ -328,6 +343,7 @@ class Scheduler:
         while a step is on its way.
         """
         target = sequence.num_computed_tokens + num_tokens
+        owed = self._owed_to(sequence) if self._owed_blocks is not None else 0
         while (copies := self.blocks.grow(sequence, target)) is None:
             victim = self._running[-1]
             self._wants_blocks_back |= self._assumed is not None
@@ -335,6 +351,8 @@ class Scheduler:
                 return False
             self._preempt(victim, step, sequence, "blocks")
         step.block_copies += copies
+        if self._owed_blocks is not None:
+            self._owed_blocks += self._owed_to(sequence) - owed
         return True
 
     # --- admission and preemption -------------------------------------------------------------------------------------
@@ -368,6 +386,8 @@ class Scheduler:
         self._note_start(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=urgency)
+        if self._owed_blocks is not None:
+            self._owed_blocks += self._owed_to(sequence)
         if self.config.enable_prefix_caching:
             self._in_flight.add(sequence)
         return True
@@ -405,7 +425,7 @@ class Scheduler:
             victims.append(victim)
             num_seats -= 1
             num_blocks -= self.blocks.num_exclusive_blocks(victim)
-            num_blocks -= max(1, self.blocks.num_missing_blocks(victim, victim.num_tokens))
+            num_blocks -= self._owed_to(victim)
         return victims if num_seats <= 0 and num_blocks <= 0 else None
 
     def _preempt(self, victim: Sequence, step: Step, by: Sequence, for_what: Literal["seat", "blocks"]) -> None:
@@ -426,6 +446,7 @@ class Scheduler:
             )
         )
         self._in_flight.remove(victim)
+        self._owed_blocks = None
         self.blocks.release(victim)
         self._running.remove(victim)
         self._waiting.push(victim)

@@ -92,8 +92,7 @@ class BlockManager:
 
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that `grow(sequence, num_tokens)` would take, a copy of a shared tail included."""
-        missing = max(0, self.num_blocks_for(num_tokens) - len(sequence.block_table))
-        return missing + (self._shared_tail(sequence) is not None)
+        return self._num_new_blocks(sequence, num_tokens) + (self._shared_tail(sequence) is not None)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
         """Makes room to write KV for tokens [num_computed, num_tokens) of `sequence`.
@@ -101,17 +100,16 @@ class BlockManager:
         Returns the (source, destination) copies that must be done first: a tail block that other sequences share is
         copied before it is written. `None`, and nothing has changed, when the pool has too few idle blocks.
         """
-        if self.num_missing_blocks(sequence, num_tokens) > self.pool.num_idle:
+        num_new, tail = self._num_new_blocks(sequence, num_tokens), self._shared_tail(sequence)
+        if num_new + (tail is not None) > self.pool.num_idle:
             return None
         copies = []
-        tail = self._shared_tail(sequence)
         if tail is not None:
             source = sequence.block_table[tail]
             sequence.block_table[tail] = self._take()
             copies.append((source, sequence.block_table[tail]))
             self._release(source)
-        while len(sequence.block_table) * self.block_size < num_tokens:
-            sequence.block_table.append(self._take())
+        sequence.block_table += [self._take() for _ in range(num_new)]
         return copies
 
     def index_full_blocks(self, sequence: Sequence) -> None:
@@ -241,6 +239,9 @@ class BlockManager:
                 filled = max(0, sequence.num_computed_tokens - logical * self.block_size)
                 tails[block_id] = max(tails.get(block_id, 0), filled)
         return tails
+
+    def _num_new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        return max(0, -(-num_tokens // self.block_size) - len(sequence.block_table))
 
     def _shared_tail(self, sequence: Sequence) -> int | None:
         """Logical index of the partly written block when another sequence names it too."""

@@ -14,20 +14,22 @@ class PrefixesInFlight:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._writers: dict[bytes, Sequence] = {}
+        self._digests: dict[Sequence, list[bytes]] = {}  # of each writer
 
     def __len__(self) -> int:
         return len(self._writers)
 
     def add(self, sequence: Sequence) -> None:
         """`sequence` was admitted, and will compute its known tokens from here on."""
-        for i in range(sequence.num_indexed_blocks, sequence.num_tokens // self._blocks.block_size):
-            self._writers.setdefault(self._blocks.digest(sequence, i), sequence)
+        blocks = range(sequence.num_indexed_blocks, sequence.num_tokens // self._blocks.block_size)
+        digests = [self._blocks.digest(sequence, i) for i in blocks]
+        self._digests[sequence] = [digest for digest in digests if digest not in self._writers]
+        self._writers.update(dict.fromkeys(self._digests[sequence], sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        """It has computed them, or lost its seat."""
-        for digest in sequence.block_digests[1:]:
-            if self._writers.get(digest) is sequence:
-                del self._writers[digest]
+        """It has computed them, or lost its seat; nothing for one that is not here."""
+        for digest in self._digests.pop(sequence, ()):
+            self._writers.pop(digest, None)
 
     def find(self, sequence: Sequence, num_cached_blocks: int) -> tuple[Sequence, int] | None:
         """Who computes what `sequence` would compute next, and up to which block both are the same.
