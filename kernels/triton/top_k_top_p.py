@@ -117,7 +117,8 @@ def _find_last(
     return found
 
 
-@triton.jit
+# A step's tables may begin anywhere in a longer tensor; that must not make a kernel of its own.
+@triton.jit(do_not_specialize_on_alignment=["limits_ptr", "shares_ptr"])
 def _top_k_top_p_kernel(
     logits_ptr,  # [num_rows, vocab_size] float32
     weights_ptr,  # [num_rows, vocab_size] int64; 0 where a token is dropped
@@ -202,7 +203,7 @@ def variants(arch: int) -> list[Variant]:
             kernel=_top_k_top_p_kernel,
             signature={**pointers, "vocab_size": "i32"},
             constants={"CHUNK": launch.tiles["chunk"]},
-            aligned=frozenset({*pointers, "vocab_size"}),
+            aligned=frozenset({"logits_ptr", "weights_ptr", "vocab_size"}),
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
             is_8b=True,

@@ -64,7 +64,7 @@ def test_a_broken_row_ends_and_leaves_its_neighbours_alone(spoilt: float) -> Non
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_whole_vocabulary_under_random_limits_and_shares(seed: int) -> None:
     torch.manual_seed(seed)
     logits = (torch.randn(4, 128_256) * 3).bfloat16().float()  # as a model gives them: full of ties
