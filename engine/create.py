@@ -122,6 +122,9 @@ def create_runner(
 
     runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
     runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead)
+    if uses_graphs:
+        progress(0.9, "compiling kernels")
+        model.compile_kernels(kv_form, config.block_size, budget, max_model_len)
     progress(0.9, "warming up")
     _warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
     if uses_graphs:

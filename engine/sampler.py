@@ -37,6 +37,8 @@ from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled
 from pagedd.engine.token_counts import TokenCounts
+from pagedd.kernels import ops
+from pagedd.kernels.ranking import best_first, rank_keys, token_ids
 
 # The most that `Sampler.sample` holds beside the logits it is given: 72 where every row has penalties, top_p and
 # log-probabilities, measured on a CPU.
@@ -44,7 +46,6 @@ WORKING_BYTES_PER_LOGIT = 80
 
 _ONE = 1 << 40  # weight of the most likely token; a row's sum stays below 2⁶³ up to 2²³ tokens
 _LIMIT = 1e30  # of bias and repetition penalty: far above any logit, far below float32's largest number
-_NARROW = 1024  # best tokens ranked at first; most rows need no more, and ranking few is much cheaper than sorting all
 
 
 class Sampler:
@@ -166,8 +167,9 @@ def _choose_alike(kind: str, logits: torch.Tensor, sequences: list[Sequence], ah
     weights = _weights(logits, [p.temperature for p in params])
     if kind == "filtered":
         vocab_size = logits.shape[1]
-        limits = [min(p.top_k, vocab_size) or vocab_size for p in params]
-        weights = _keep_best(logits, weights, limits, [p.top_p for p in params])
+        limits = torch.tensor([min(p.top_k, vocab_size) or vocab_size for p in params], device=logits.device)
+        shares = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=logits.device)
+        ops.keep_best(logits, weights, limits, shares)
     if any(p.min_p > 0 for p in params):
         floors = torch.tensor([[int(p.min_p * _ONE)] for p in params], device=logits.device)
         weights.masked_fill_(weights < floors, 0)
@@ -188,70 +190,12 @@ def _weights(logits: torch.Tensor, temperatures: list[float]) -> torch.Tensor:
     return relative.exp_().mul_(_ONE).long()
 
 
-def _keep_best(logits: torch.Tensor, weights: torch.Tensor, limits: list[int], shares: list[float]) -> torch.Tensor:
-    """Steps 7 and 8: sets `weights` to 0 outside the row's limit (top_k, vocabulary size if none) and share (top_p)."""
-    keys = _rank_keys(logits)
-    limit = torch.tensor([[k] for k in limits], device=logits.device)
-    share = torch.tensor([[p] for p in shares], dtype=torch.float64, device=logits.device)
-    cutoff, is_settled = _cutoff(keys, weights, limit, share, min(_NARROW, logits.shape[1]))
-    unsettled = (~is_settled).nonzero().flatten()
-    if len(unsettled):
-        cutoff[unsettled], _ = _cutoff(
-            keys[unsettled], weights[unsettled], limit[unsettled], share[unsettled], logits.shape[1]
-        )
-    return weights.masked_fill_(keys < cutoff, 0)
-
-
-def _cutoff(
-    keys: torch.Tensor,  # [num_rows, vocab_size] int64, see _rank_keys
-    weights: torch.Tensor,  # [num_rows, vocab_size] int64
-    limit: torch.Tensor,  # [num_rows, 1] int64, most tokens to keep
-    share: torch.Tensor,  # [num_rows, 1] float64, least share of their weight to keep
-    width: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last kept token's key, [num_rows, 1], and whether the `width` best tokens suffice to know it, [num_rows]."""
-    vocab_size = keys.shape[1]
-    ranked = _best_first(keys, width)
-    rank = torch.arange(width, device=keys.device)
-    ranked_weights = weights.gather(1, _token_ids(ranked, vocab_size)).masked_fill_(rank >= limit, 0)
-    total = torch.where(limit < vocab_size, ranked_weights.sum(dim=1, keepdim=True), weights.sum(dim=1, keepdim=True))
-    # A share of 1 is the exact total: past 2⁵³ the product would be rounded.
-    wanted = torch.where(share < 1, (share * total).ceil().long(), total)
-    reached = ranked_weights.cumsum(dim=1)
-    is_kept = (reached - ranked_weights < wanted) & (rank < limit)
-    num_kept = is_kept.sum(dim=1, keepdim=True).clamp_min(1)
-    is_settled = (limit <= width) | ((limit >= vocab_size) & (reached[:, -1:] >= wanted))
-    return ranked.gather(1, num_kept - 1), is_settled.flatten()
-
-
 def _invert_cdf(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Each row's first token whose cumulative weight exceeds draw × total. `draws` is [num_rows] float64 in [0, 1)."""
     cumulative = weights.cumsum(dim=1)
     total = cumulative[:, -1]
     target = torch.minimum((draws * total).long(), total - 1)
     return torch.searchsorted(cumulative, target[:, None], right=True).flatten().clamp_max(weights.shape[1] - 1)
-
-
-def _rank_keys(logits: torch.Tensor) -> torch.Tensor:
-    """An int64 for each logit, sorting by logit and equals by descending id: the logit is the high half."""
-    bits = (logits + 0.0).view(torch.int32)  # adding 0 turns −0.0 into 0.0, its equal
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats as integers of the same order
-    descending_ids = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
-    return ordered.long().mul_(1 << 32).add_(descending_ids)
-
-
-def _token_ids(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    return vocab_size - 1 - (keys & 0xFFFFFFFF)
-
-
-def _best_first(keys: torch.Tensor, width: int) -> torch.Tensor:
-    """The `width` (at least 1) largest keys of each row, largest first."""
-    if keys.device.type == "cpu":
-        # numpy's vectorised selection and sort are many times faster than torch's on a CPU.
-        first = keys.shape[1] - width
-        largest = keys.numpy() if first == 0 else np.partition(keys.numpy(), first, axis=1)[:, first:]
-        return torch.from_numpy(np.sort(largest, axis=1)[:, ::-1].copy())
-    return keys.topk(width, dim=1).values
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequence]) -> DrawnLogprobs | None:
@@ -266,6 +210,6 @@ def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequen
     width = min(max(widths.values()), vocab_size)
     ids = tokens[rows, None]
     if width:
-        best_ids = _token_ids(_best_first(_rank_keys(logits), width), vocab_size)
+        best_ids = token_ids(best_first(rank_keys(logits), width), vocab_size)
         ids = torch.cat([ids, best_ids], dim=1)
     return DrawnLogprobs(rows, list(widths.values()), ids, logits.gather(1, ids) - normalizer)

@@ -41,6 +41,9 @@ class Backend(Protocol):
         slot_mapping: torch.Tensor,
     ) -> None: ...
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor: ...
+    def keep_best(
+        self, logits: torch.Tensor, weights: torch.Tensor, limits: torch.Tensor, shares: torch.Tensor
+    ) -> None: ...
     def paged_attention(
         self,
         query: torch.Tensor,
@@ -198,3 +201,18 @@ def paged_attention(
     return _active.paged_attention(
         query, kv_layer, batch, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
     )
+
+
+def keep_best(logits: torch.Tensor, weights: torch.Tensor, limits: torch.Tensor, shares: torch.Tensor) -> None:
+    """Top-k and top-p: sets `weights` to 0 outside each row's limit and share, in place.
+
+    Tokens are ordered by logit, equal ones by ascending id. Kept are the first `limit` of them, and of those the fewest
+    that hold at least `share` of their weight; always one.
+
+    Args:
+        logits: [num_rows, vocab_size] float32, contiguous.
+        weights: [num_rows, vocab_size] int64, contiguous; not negative, not ascending where logits descend.
+        limits: [num_rows] int64, at least 1; the vocabulary's size or more keeps all.
+        shares: [num_rows] float64; 1 or more keeps all.
+    """
+    _active.keep_best(logits, weights, limits, shares)

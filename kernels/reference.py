@@ -112,3 +112,19 @@ def paged_attention(
                 weights = torch.softmax(torch.tensor(scores, dtype=torch.float64, device=query.device), dim=0)
                 output[row, head] = (weights[:, None] * torch.stack(values)).sum(dim=0)
     return output
+
+
+def keep_best(logits: torch.Tensor, weights: torch.Tensor, limits: torch.Tensor, shares: torch.Tensor) -> None:
+    """Each row's tokens in turn, by descending logit and then ascending id, until one of the bounds is reached."""
+    for row, limit in enumerate(limits.tolist()):
+        ranked = sorted(range(logits.shape[1]), key=lambda token: (-float(logits[row, token]), token))
+        kept = ranked[:limit]
+        total = sum(int(weights[row, token]) for token in kept)
+        share = float(shares[row])
+        wanted = math.ceil(share * total) if share < 1 else total
+        reached = 0
+        for rank, token in enumerate(ranked):
+            if rank >= limit or (rank > 0 and reached >= wanted):
+                weights[row, token] = 0
+            else:
+                reached += int(weights[row, token])

@@ -19,6 +19,19 @@ import torch.nn.functional as F
 
 from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer, PagedBatch, QuantizedLayer, block_size_of
 from pagedd.kernels.packed_weight import PackedWeight
+from pagedd.kernels.ranking import keep_best
+
+__all__ = [
+    "add_rms_norm",
+    "apply_rope",
+    "keep_best",
+    "packed_linear",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_write_kv",
+    "silu_and_mul",
+    "write_kv",
+]
 
 # Decodes of unequal length share a product by padding to the longest. A further product costs about as much as
 # this many padded slots (2 cores, AVX-512), so a group is closed when it would waste more.

@@ -39,6 +39,7 @@ class QuantizedLinear:
 
     def __init__(self, blocks: WeightBlocks, bias: torch.Tensor | None, device: torch.device) -> None:
         q, scale, offset = (torch.from_numpy(part).to(device) for part in (blocks.q, blocks.scale, blocks.offset))
+        self.bits = blocks.bits
         self._weight = pack_weight(q, scale, offset, blocks.bits)
         self._bias = bias
         self.num_bytes = self._weight.num_bytes + (0 if bias is None else bias.nbytes)

@@ -4,8 +4,8 @@ A row that is not there reads as 0, never as what an earlier owner of the block 
 What is past a head's last dimension reads as some number; the query's is 0 there, and the output's is not stored.
 
 Bytes become float32 by integer arithmetic on their bits, so every architecture reads every form, and most without a
-conversion for each number; int8 and int4 then are one multiplication and addition, number · step + origin. The result
-is exact but for its rounding to the dtype of products. `SHAPE` is an `AttentionShape`. Knows nothing of sequences.
+conversion for each number; int8 and int4 then are one multiplication and addition, number · step + origin, in float32.
+`SHAPE` is an `AttentionShape`. Knows nothing of sequences.
 """
 
 import triton
@@ -36,19 +36,55 @@ def load_rows(
     """[N, dims] in the dtype of products."""
     if SHAPE.form_name == "int4":
         rows = _load_int4(plane_ptr, records, offsets, is_there, SHAPE)
+    elif SHAPE.form_name == "int8":
+        rows = _load_int8(plane_ptr, records, offsets, is_there, SHAPE)
+    elif SHAPE.form_name == "fp8":
+        rows = _load_fp8(plane_ptr, records, offsets, is_there, SHAPE)
     else:
         rows = _load_values(plane_ptr, records + offsets * SHAPE.head_dim, is_there, SHAPE.head_dim, SHAPE.dims)
-        if SHAPE.form_name == "int8":
-            # Behind the first bits of 2¹⁵ lie those of q + 128. Both products with a scale's 8 bits are exact.
-            bits = (rows ^ 0x80).to(tl.uint32) << 8 | 0x47000000
-            scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
-            rows = bits.to(tl.float32, bitcast=True) * scale - (32768 + 128) * scale
-        elif SHAPE.form_name == "fp8":
-            # Sign, exponent and mantissa come in the order of float16's, whose exponent is 8 less; subnormals work out.
-            bits = (rows.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4080
-            scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
-            rows = bits.to(tl.float16, bitcast=True).to(tl.float32) * (256 * scale)
     return rows.to(SHAPE.product_type)
+
+
+@triton.jit
+def _load_int8(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N, dims] float32."""
+    # Behind the first bits of 2¹⁵ come those of q + 128. Both products with a scale's 8 bits are exact.
+    words = _load_words_of_bytes(plane_ptr, records, offsets, is_there, SHAPE) ^ 0x80808080
+    scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
+    origin = (32768 + 128) * scale
+    byte0 = (words << 8 & 0xFF00 | 0x47000000).to(tl.float32, bitcast=True) * scale - origin
+    byte1 = (words & 0xFF00 | 0x47000000).to(tl.float32, bitcast=True) * scale - origin
+    byte2 = (words >> 8 & 0xFF00 | 0x47000000).to(tl.float32, bitcast=True) * scale - origin
+    byte3 = (words >> 16 & 0xFF00 | 0x47000000).to(tl.float32, bitcast=True) * scale - origin
+    return tl.interleave(tl.interleave(byte0, byte2), tl.interleave(byte1, byte3))
+
+
+@triton.jit
+def _load_fp8(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N, dims] float32."""
+    words = _load_words_of_bytes(plane_ptr, records, offsets, is_there, SHAPE).to(tl.int32, bitcast=True)
+    scale = _load_row_scales(plane_ptr, records, offsets, is_there, SHAPE)[:, None]
+    byte0 = _e4m3_at_the_top(words << 24) * scale
+    byte1 = _e4m3_at_the_top(words << 16) * scale
+    byte2 = _e4m3_at_the_top(words << 8) * scale
+    byte3 = _e4m3_at_the_top(words) * scale
+    return tl.interleave(tl.interleave(byte0, byte2), tl.interleave(byte1, byte3))
+
+
+@triton.jit
+def _e4m3_at_the_top(words):
+    """The number in each word's highest byte, as float32."""
+    # In float32's places, its exponent is 120 too low; subnormal numbers, which stay so there, work out as well.
+    return ((words >> 4) & -0x78100000).to(tl.float32, bitcast=True) * 2.0**120
+
+
+@triton.jit
+def _load_words_of_bytes(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N, dims / 4] uint32 of a form with one byte a number. Whole words are taken apart with half the instructions."""
+    starts = (records + offsets * SHAPE.head_dim) // 4
+    return _load_values(
+        plane_ptr.to(tl.pointer_type(tl.uint32)), starts, is_there, SHAPE.head_dim // 4, SHAPE.dims // 4
+    )
 
 
 @triton.jit

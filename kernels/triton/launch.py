@@ -132,6 +132,11 @@ TABLE: tuple[Row, ...] = (
         Launch({"columns": 512}, num_warps=4, num_stages=1),
         "4 sums a thread are one load of 16 bytes a split",
     ),
+    Row(
+        "top_k_top_p",
+        Launch({"chunk": 4096}, num_warps=16, num_stages=1),
+        "one program has a row to itself, and with it a processor: many threads, 8 tokens each, two loads of 16 bytes",
+    ),
     # Attention: `rows` of queries with all heads of a group, `row_bytes` of a key as it is multiplied, and whether the
     # cache `is_quantized`, so that keys pass through registers on their way to the products. The loop's loads come in
     # two steps, entries of the block table before the rows they point to, and share its stages: with 5, keys and values

@@ -71,7 +71,8 @@ def _numbers(words, BITS: tl.constexpr):
     return (in_place & MASK | 0x3F800000).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+# What differs from step to step must not make a kernel of its own each.
+@triton.jit(do_not_specialize=["num_rows", "steps_per_split"])
 def _vector_kernel(
     x_ptr,  # [num_rows, in_features]
     words_ptr,  # [out_features, num_groups × BITS]
@@ -116,7 +117,7 @@ def _vector_kernel(
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=(row < num_rows)[:, None] & out_is_inside[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "steps_per_split"])
 def _matrix_kernel(
     x_ptr,  # [num_rows, in_features]
     words_ptr,  # [out_features, num_groups × BITS]
@@ -165,7 +166,7 @@ def _dot(a, b, accumulator):
     return tl.dot(a, b, accumulator, input_precision="ieee")  # no float32 is cut down to tf32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _sum_splits_kernel(
     partial_ptr,  # [splits, num_rows × out_features] float32
     bias_ptr,  # [out_features]; read if HAS_BIAS

@@ -22,7 +22,8 @@ from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
 _LONGEST = 32_768  # numbers in a row: more do not fit a program's registers
 
 
-@triton.jit
+# What differs from step to step must not make a kernel of its own each.
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr,  # [outer, inner, size], strides as given
     residual_ptr,  # [outer × inner, size], contiguous; read if HAS_RESIDUAL

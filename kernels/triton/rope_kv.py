@@ -109,7 +109,8 @@ def _apply_rope_kernel(
     )
 
 
-@triton.jit
+# A step's tables may begin anywhere in a longer tensor; that must not make a kernel of its own.
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _rope_kv_kernel(
     query_ptr,  # [num_tokens, num_heads, head_dim]
     key_ptr,  # [num_tokens, num_kv_heads, head_dim]
@@ -319,7 +320,7 @@ def _variant(arch: int, dtype: torch.dtype, form: str, *, head_dim: int, has_rop
         constants=_constants(
             launch, form if cache == torch.uint8 else "float", 16, head_dim, num_kv_heads=8, has_rope=has_rope
         ),
-        aligned=frozenset((*activations, "cos_ptr", "sin_ptr", "cache_ptr", "slot_ptr", *strides)),
+        aligned=frozenset((*activations, "cos_ptr", "sin_ptr", "cache_ptr", *strides)),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         is_8b=head_dim == 128,

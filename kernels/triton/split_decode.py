@@ -45,7 +45,7 @@ def choose_num_splits(num_programs: int, max_context_len: int, card: Card) -> in
     if num_programs == 0:
         return 1
     wanted = PROGRAMS_PER_PROCESSOR * card.num_processors // num_programs
-    return max(1, min(wanted, max_context_len // int(MIN_KEYS.value), int(MAX_SPLITS.value)))
+    return int(max(1, min(wanted, max_context_len // MIN_KEYS.value, MAX_SPLITS.value)))
 
 
 def workspace_bytes(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> int:

@@ -16,6 +16,7 @@ from pagedd.engine.sampler import Sampler
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled
+from pagedd.kernels import ranking
 
 NAN, INF = math.nan, math.inf
 
@@ -316,7 +317,7 @@ def random_logits(num_rows: int, seed: int) -> torch.Tensor:
 @given(st.lists(SEQUENCES, min_size=1, max_size=6), st.integers(0, 2**31), st.sampled_from([5, 1024]))
 def test_any_batch_equals_the_row_by_row_reference(sequences: list[Sequence], seed: int, narrow: int):
     logits = random_logits(len(sequences), seed)
-    with patch.object(sampler_module, "_NARROW", narrow):
+    with patch.object(ranking, "_NARROW", narrow):
         sampled = Sampler().sample(logits, sequences)
     for row, sequence, got in zip(logits.tolist(), sequences, sampled, strict=True):
         assert got.error_code is None

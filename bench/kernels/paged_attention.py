@@ -1,0 +1,142 @@
+"""Attention over the paged cache on this machine's card, with the heads of a Llama 8B. Needs a GPU.
+
+    python -P -m pagedd.bench.kernels.paged_attention --forms bf16,int8 --output FILE
+
+    ms            median time of one layer's attention, with a cold L2 cache
+    GB/s          bytes of keys and values that it has to read, over the time
+    of copy       the same, over what a copy of 1 GiB reads and writes on this card
+    TFLOP/s       operations on the pairs of row and key that see each other, over the time
+    of product    the same, over a bf16 product of 8192 × 8192 × 8192 on this card
+
+Decodes are bound by bytes, chunks by operations. Blocks lie scattered over the pool, as they do after a day's serving.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from triton.testing import do_bench
+
+from pagedd.bench.report import Cell, print_report
+from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape
+from pagedd.kernels.triton.paged_attention import paged_attention
+
+# Query rows and context of each sequence.
+CASES = {
+    "decode 1 × 4096": [(1, 4096)],
+    "decode 1 × 65536": [(1, 65_536)],
+    "decode 8 × 4096": [(1, 4096)] * 8,
+    "decode 64 × 4096": [(1, 4096)] * 64,
+    "decode 64 × 128 … 8192": [(1, 128 * (i + 1)) for i in range(64)],
+    "decode 256 × 1024": [(1, 1024)] * 256,
+    "prompt 4096": [(4096, 4096)],
+    "chunk 1024 of 16384": [(1024, 16_384)],
+    "decode 32 × 2048, chunk 2048": [(1, 2048)] * 32 + [(2048, 2048)],
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Satisfies `kernels.layout.PagedBatch`."""
+
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    slot_mapping: torch.Tensor
+    max_query_len: int
+    max_context_len: int
+    num_decodes: int
+
+
+def make_batch(lens: list[tuple[int, int]], block_size: int) -> tuple[Batch, int]:
+    """The batch, and the blocks that its pool has to have."""
+    query_lens, contexts = [q for q, _ in lens], [c for _, c in lens]
+    width = -(-max(contexts) // block_size)
+    num_blocks = width * len(lens)
+    batch = Batch(
+        query_starts=torch.tensor([0, *query_lens], device="cuda").cumsum(0).int(),
+        context_lens=torch.tensor(contexts, dtype=torch.int32, device="cuda"),
+        block_tables=torch.randperm(num_blocks, device="cuda").int().view(len(lens), width),
+        slot_mapping=torch.empty(0, dtype=torch.int64, device="cuda"),
+        max_query_len=max(query_lens),
+        max_context_len=max(contexts),
+        num_decodes=query_lens.count(1),
+    )
+    return batch, num_blocks
+
+
+def make_layer(shape: AttentionShape, num_blocks: int) -> KVLayer:
+    """Random numbers: a card draws more power, and runs slower, on them than on zeros."""
+    outer = (2, num_blocks, shape.num_kv_heads)
+    if shape.form.dtype is not None:
+        return torch.randn(*outer, shape.block_size, shape.head_dim, device="cuda", dtype=shape.form.dtype)
+    data = torch.randint(256, (*outer, shape.record), device="cuda", dtype=torch.uint8)
+    layer = QuantizedLayer(data, shape.form, shape.block_size, shape.head_dim)
+    scales = torch.full(layer.scales.shape[:-1], 2**-6, device="cuda", dtype=torch.bfloat16)
+    layer.scales.copy_(scales[..., None].view(torch.uint8).repeat(1, 1, 1, 1, layer.scales.shape[-1] // 2))
+    return layer
+
+
+def measure(case: str, shape: AttentionShape, copy_rate: float, product_rate: float) -> dict[str, Cell]:
+    """One row of the table. Rates in bytes and operations a second."""
+    lens = CASES[case]
+    batch, num_blocks = make_batch(lens, shape.block_size)
+    layer = make_layer(shape, num_blocks)
+    query = torch.randn(sum(q for q, _ in lens), shape.num_heads, shape.head_dim, device="cuda", dtype=shape.dtype)
+    seconds = _seconds(lambda: paged_attention(query, layer, batch, scale=shape.head_dim**-0.5))
+    row_bytes = shape.form.value_bytes(shape.head_dim) + shape.form.scale_bytes(shape.head_dim)
+    num_bytes = 2 * shape.num_kv_heads * row_bytes * sum(context for _, context in lens)
+    pairs = sum(q * context - q * (q - 1) // 2 for q, context in lens)
+    operations = 4 * shape.num_heads * shape.head_dim * pairs
+    return {
+        "case": case,
+        "form": shape.form.name,
+        "ms": round(seconds * 1e3, 4),
+        "GB/s": round(num_bytes / seconds / 1e9, 1),
+        "of copy": round(num_bytes / seconds / copy_rate, 3),
+        "TFLOP/s": round(operations / seconds / 1e12, 2),
+        "of product": round(operations / seconds / product_rate, 3),
+    }
+
+
+def copy_rate() -> float:
+    """Bytes a second, read and written, of a large copy."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+
+
+def product_rate() -> float:
+    """Operations a second of a large product in bf16."""
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * 8192**3 / _seconds(lambda: a @ b)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    return float(do_bench(run, return_mode="median")) / 1e3
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measures attention over the paged cache; needs a GPU.")
+    parser.add_argument("--forms", default=",".join(LLAMA_8B), help=f"some of {','.join(LLAMA_8B)}; all by default")
+    parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args(argv)
+    forms = arguments.forms.split(",")
+    for form in forms:
+        if form not in LLAMA_8B:
+            raise SystemExit(f"{form!r} is not one of {', '.join(LLAMA_8B)}")
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "no GPU here, and kernels are timed on a card only (make test-kernels checks what they compute)"
+        )
+    rates = copy_rate(), product_rate()
+    rows = [measure(case, LLAMA_8B[form], *rates) for form in forms for case in CASES]
+    figures = {"copy_bytes_per_second": rates[0], "product_operations_per_second": rates[1], "measured": rows}
+    print_report("kernels.paged_attention", rows, figures, output=arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Rope and the writing of keys and values at a Llama-8B's size, in each form of the cache: bytes beside a copy's.
+
+python -P -m pagedd.bench.kernels.rope_kv --output FILE
+"""
+
+from functools import partial
+
+import torch
+
+from pagedd.bench.kernels.card import report, row
+from pagedd.bench.report import Cell
+from pagedd.kernels.kv_form import FORMS, KVForm
+from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.triton.rope_kv import rope_and_write_kv
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
+TOKEN_COUNTS = (1, 64, 2048)
+
+
+def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
+    rows = []
+    for name in ("bf16", "fp8", "int8", "int4"):
+        for num_tokens in TOKEN_COUNTS:
+            form = FORMS[name]
+            kv_layer = make_layer(form, -(-num_tokens // BLOCK_SIZE), device)
+            heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=device).bfloat16()
+            query, key, value = torch.split(heads, [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
+            cos = torch.randn(num_tokens, HEAD_DIM // 2, device=device)
+            arguments = (query, key, value, cos, cos, kv_layer, torch.arange(num_tokens, device=device))
+            record = form.value_bytes(HEAD_DIM) + form.scale_bytes(HEAD_DIM)
+            written = num_tokens * (NUM_HEADS * HEAD_DIM * 2 + 2 * NUM_KV_HEADS * record)
+            num_bytes = heads.nbytes + written + 2 * cos.nbytes
+            case = f"{name}, {num_tokens} tokens"
+            rows.append(row(case, partial(rope_and_write_kv, *arguments), num_bytes, copied))
+    return rows
+
+
+def make_layer(form: KVForm, num_blocks: int, device: torch.device) -> KVLayer:
+    shape = (2, num_blocks, NUM_KV_HEADS)
+    if form.dtype is not None:
+        return torch.zeros(*shape, BLOCK_SIZE, HEAD_DIM, dtype=form.dtype, device=device)
+    data = torch.zeros(*shape, form.record_bytes(BLOCK_SIZE, HEAD_DIM), dtype=torch.uint8, device=device)
+    return QuantizedLayer(data, form, BLOCK_SIZE, HEAD_DIM)
+
+
+def main(argv: list[str] | None = None) -> None:
+    report("kernels.rope_kv", measure, argv)
+
+
+if __name__ == "__main__":
+    main()
