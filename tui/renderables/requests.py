@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pagedd.tui.glyphs import Glyphs
@@ -129,6 +130,7 @@ _FIRST_EXTRA = 11
 _LEAST_BESIDE_EXTRAS = 32
 
 
+@lru_cache(maxsize=8)
 def columns_for(width: int) -> list[Column]:
     """The columns that fit into `width`, in the table's order."""
     chosen: set[str] = set()

@@ -7,20 +7,17 @@ A run of blocks does not flash: in a large pool something is always taken, and i
 
 from collections.abc import Collection
 from math import ceil
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region
 from textual.message import Message
-from textual.strip import Strip
-from textual.widget import Widget
 
 from pagedd.tui.pool import Pool
 from pagedd.tui.renderables.block_cells import GROUP, Cell, Grid, block_cells, run_cell
-from pagedd.tui.widgets.pane import Look
+from pagedd.tui.widgets.painted import Painted, Segments
 
 _LIT = Style(reverse=True, bold=True)
 _PARTIAL = Style(underline=True)
@@ -32,7 +29,7 @@ _MAX_RUNS = 20_000
 _Drawn = tuple[str, Style]
 
 
-class BlockMap(Widget, can_focus=True):
+class BlockMap(Painted, can_focus=True):
     """Shows a pool, as one cell a block or, when that needs more room than there is, as runs of blocks."""
 
     DEFAULT_CSS = "BlockMap { height: 1fr; }"
@@ -69,15 +66,10 @@ class BlockMap(Widget, can_focus=True):
         self._evicted: frozenset[int] = frozenset()
         self._overlays: dict[int, dict[int, str]] | None = None  # by row and column; None has to be made again
         self._waiting: set[int] = set()  # rows to be drawn with the next picture
-        self._strips: dict[int, Strip] = {}
         self._styles: tuple[list[Cell], list[Style], list[Style]] | None = None
         self._runs: dict[bytes, _Drawn] = {}
         self._run_styles: dict[Style, Style] = {}
         self._lit_styles: dict[Style, Style] = {}
-
-    @property
-    def look(self) -> Look:
-        return cast(Look, self.app)
 
     @property
     def pointed(self) -> int:
@@ -126,14 +118,13 @@ class BlockMap(Widget, can_focus=True):
         self.post_message(self.Pointed())
 
     def repaint(self) -> None:
-        self._strips.clear()
         self._waiting.clear()
         self._overlays = None
         self._styles = None
         self._runs.clear()
         self._run_styles.clear()
         self._lit_styles.clear()
-        self.refresh()
+        super().repaint()
 
     def on_resize(self) -> None:
         if self._fit():
@@ -185,22 +176,11 @@ class BlockMap(Widget, can_focus=True):
     def action_open(self) -> None:
         self.post_message(self.Opened())
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        """As it is: there is no border, padding or opacity for Textual to add, and rows have many segments."""
-        width = self.size.width
-        strips = [self._line_strip(y + self._top, width) for y in crop.line_range]
-        return strips if crop.column_span == (0, width) else [strip.crop(*crop.column_span) for strip in strips]
-
-    def render_line(self, y: int) -> Strip:
-        return self._line_strip(y + self._top, self.size.width)
-
-    def _line_strip(self, row: int, width: int) -> Strip:
+    def make_line(self, y: int, width: int) -> Segments:
+        row = y + self._top
         if self.pool is None or row >= self.grid.num_rows:
-            return Strip.blank(width, self.look.palette.ground)
-        strip = self._strips.get(row)
-        if strip is None or strip.cell_length != width:
-            strip = self._strips[row] = self._row_strip(row, width)
-        return strip
+            return [Segment(" " * width, self.look.palette.ground)]
+        return self._row(row, width)
 
     def _fit(self) -> bool:
         """Takes the grid that fits; whether it is another one."""
@@ -217,7 +197,7 @@ class BlockMap(Widget, can_focus=True):
         top = max(0, min(top, self.grid.num_rows - self.size.height))
         if top != self._top:
             self._top = top
-            self.refresh()
+            super().repaint()
 
     def _hover(self, block: int | None) -> None:
         if block == self._hovered:
@@ -229,13 +209,10 @@ class BlockMap(Widget, can_focus=True):
         self.post_message(self.Pointed())
 
     def _forget(self, *rows: int) -> None:
-        """Has these rows drawn again. One that has no strip is not in sight, or waits to be drawn already."""
-        known = [row for row in rows if self._strips.pop(row, None) is not None]
-        if known:
-            width = self.size.width
-            self.refresh(*(Region(0, row - self._top, width, 1) for row in known))
+        """Has these rows drawn again."""
+        self.forget([row - self._top for row in rows])
 
-    def _row_strip(self, row: int, width: int) -> Strip:
+    def _row(self, row: int, width: int) -> Segments:
         """The label, then the cells; those that look alike side by side are one segment."""
         grid, palette = self.grid, self.look.palette
         blocks = grid.cells(row)
@@ -259,8 +236,7 @@ class BlockMap(Widget, can_focus=True):
         used = grid.label_width + ceil(len(cells) / GROUP) + len(cells)
         if used < width:
             segments.append(Segment(" " * (width - used), palette.ground))
-            used = width
-        return Strip(segments, used)
+        return segments
 
     def _block_cells(self, blocks: range) -> list[_Drawn]:
         """Cells of one block each. Equal looks have the same style object."""
