@@ -6,7 +6,7 @@ collected in a `Painting`, which writes the cells that differ and nothing else. 
 refresh, as usual; both draw the same lines.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
 from rich.cells import cell_len
@@ -118,17 +118,17 @@ class Painting(CompositorUpdate):
         return bool(self._runs)
 
     def _compare(self, x: int, y: int, old: Segments, new: Segments) -> None:
-        """Keeps what lies between the beginning and the end that both have in common."""
-        most = min(len(old), len(new))
-        start = 0
-        while start < most and old[start] == new[start]:
-            start += 1
-        same_at_end = 0
-        while same_at_end < most - start and old[-1 - same_at_end] == new[-1 - same_at_end]:
-            same_at_end += 1
-        if differing := new[start : len(new) - same_at_end]:
-            x += sum(cell_len(text) for text, _, _ in new[:start])
-            self._runs.append((x, y, differing))
+        """Keeps what is new; a segment that was in the same place before is on screen already."""
+        before = dict(_placed(x, old))
+        run: Segments | None = None
+        for at, segment in _placed(x, new):
+            if before.get(at) == segment:
+                run = None
+            elif run is None:
+                run = [segment]
+                self._runs.append((at, y, run))
+            else:
+                run.append(segment)
 
     def render_segments(self, console: Console) -> str:
         """The bytes for the terminal; Textual writes them."""
@@ -138,3 +138,10 @@ class Painting(CompositorUpdate):
             written.append(f"\x1b[{y + 1};{x + 1}H")
             written += (Strip.render_style(style or _PLAIN, text, colours) for text, style, _ in segments)
         return "".join(written)
+
+
+def _placed(x: int, segments: Segments) -> Iterator[tuple[int, Segment]]:
+    """Each segment with the cell that it begins in."""
+    for segment in segments:
+        yield x, segment
+        x += cell_len(segment.text)
