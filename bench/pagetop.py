@@ -36,7 +36,7 @@ COLUMNS, LINES = 160, 48
 _SETTLE_S = 2.0
 _FIRST_PAINT_LIMIT_S = 30.0
 # A word that only a picture with a frame in it has.
-_PAINTED = b"fragmentation"
+PAINTED = b"fragmentation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _until_painted(terminal: int) -> float:
     while time.perf_counter() < limit_s:
         if select.select([terminal], [], [], 0.05)[0]:
             seen += os.read(terminal, 1 << 16)
-            if _PAINTED in seen:
+            if PAINTED in seen:
                 return time.perf_counter()
     raise RuntimeError(f"no picture within {_FIRST_PAINT_LIMIT_S:g} s; the terminal got {seen[-2000:]!r}")
 

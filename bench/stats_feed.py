@@ -3,8 +3,8 @@
     python -P -m pagedd.bench.stats_feed
     python -P -m pagedd.bench.stats_feed --watchers pagetop --rounds 10
 
-Two parts. *Steps*: a daemon decodes `--sequences` long answers, and windows without and with `--subscribers` attached
-take turns, so that what drifts (contexts grow) falls on both. A step's time is the wall time of a window over its
+Two parts. *Steps*: a daemon decodes `--sequences` answers at a time, and windows without and with `--subscribers`
+attached take turns, so that what drifts falls on both. A step's time is the wall time of a window over its
 steps, so that the picture, which is made between two steps, counts. A window with subscribers is held against the mean
 of its neighbours without; the table has the median of these differences, and their quartiles.
 
@@ -22,6 +22,7 @@ part beside it. Medians, in ms.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import pty
 import statistics
@@ -39,6 +40,7 @@ from pathlib import Path
 import zmq
 
 from pagedd.bench.daemon_process import running_daemon
+from pagedd.bench.pagetop import PAINTED
 from pagedd.bench.report import Cell, print_report, table
 from pagedd.client.aio import AsyncClient
 from pagedd.client.endpoints import Endpoints, ipc
@@ -59,9 +61,10 @@ from pagedd.engine.step import Runner, Sampled, Step
 
 BLOCK_SIZE = 16
 NUM_SEQUENCES = 64
-MAX_TOKENS = 4000  # of an answer, which must last as long as all windows
-_SETTLE_S = {"sockets": 0.3, "pagetop": 2.0}
+MAX_TOKENS = 600  # of an answer at most: short, so that a step costs about the same in every window
+_SETTLE_S = {"sockets": 0.3, "pagetop": 1.0}
 _SCREEN = (48, 160)  # rows, columns
+_PAINTING_LIMIT_S = 60.0
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -73,6 +76,8 @@ async def step_times(
     """Seconds a step in windows without and with subscribers, in turn; one more without."""
     num_blocks = args.sequences * (MAX_TOKENS // BLOCK_SIZE + 2)
     flags = ["--model", args.model, "--num-blocks", str(num_blocks), "--max-num-seqs", str(args.sequences)]
+    # A step is then a token of each, whatever they write.
+    flags += ["--num-speculative-tokens", "0"]
     if args.num_threads is not None:
         flags += ["--num-threads", str(args.num_threads)]
     async with running_daemon(flags) as daemon:
@@ -81,7 +86,7 @@ async def step_times(
             load = [asyncio.ensure_future(_answer(client, number)) for number in range(args.sequences)]
             while (await client.stats()).figures["num_requests_running"] != args.sequences:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)  # what is waited for has no event
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(5.0)  # until the answers are of all lengths
             without, watched = [await _window(client, args.window)], []
             for _ in range(args.rounds):
                 async with watch(endpoints):
@@ -89,8 +94,6 @@ async def step_times(
                     watched.append(await _window(client, args.window))
                 await asyncio.sleep(_SETTLE_S["sockets"])
                 without.append(await _window(client, args.window))
-            if any(task.done() for task in load):
-                raise RuntimeError("an answer ended while it was measured; ask for fewer or shorter windows")
             for task in load:
                 task.cancel()
             await asyncio.gather(*load, return_exceptions=True)
@@ -98,7 +101,11 @@ async def step_times(
 
 
 async def _answer(client: AsyncClient, number: int) -> None:
-    await client.generate(f"Story {number}:", max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0).result()
+    """One answer after another."""
+    for turn in itertools.count():
+        # Of different lengths, so that they do not all begin and end together.
+        length = MAX_TOKENS * (4 + number % 5) // 8
+        await client.generate(f"Story {number}.{turn}:", max_tokens=length, ignore_eos=True, seed=number).result()
 
 
 async def _window(client: AsyncClient, seconds: float) -> float:
@@ -143,9 +150,10 @@ async def sockets(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def screens(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
-    """Real `pagetop`s, each in a terminal that is read as fast as it writes."""
+    """Real `pagetop`s, each in a terminal that is read as fast as it writes, from when all have their first picture."""
     command = [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", str(endpoints.directory)]
     processes, masters = [], []
+    unpainted: dict[int, bytes] = {}
     for _ in range(count):
         master, slave = pty.openpty()
         ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", *_SCREEN, 0, 0))
@@ -156,8 +164,12 @@ async def screens(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
         processes.append(process)
         os.close(slave)
         masters.append(master)
-        asyncio.get_running_loop().add_reader(master, _drain, master)
+        unpainted[master] = b""
+        asyncio.get_running_loop().add_reader(master, _drain, master, unpainted)
     try:
+        async with asyncio.timeout(_PAINTING_LIMIT_S):
+            while unpainted:  # noqa: ASYNC110 (the readers empty it)
+                await asyncio.sleep(0.05)
         yield
         if ended := [process.returncode for process in processes if process.poll() is not None]:
             raise RuntimeError(f"a pagetop ended with status {ended[0]} while it was measured")
@@ -170,9 +182,13 @@ async def screens(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
             os.close(master)
 
 
-def _drain(master: int) -> None:
+def _drain(master: int, unpainted: dict[int, bytes]) -> None:
     with contextlib.suppress(OSError):  # the other end is gone
-        os.read(master, 1 << 16)
+        read = os.read(master, 1 << 16)
+        if master in unpainted:
+            unpainted[master] += read
+            if PAINTED in unpainted[master]:
+                del unpainted[master]
 
 
 def differences(without: Sequence[float], watched: Sequence[float]) -> list[float]:

@@ -5,7 +5,6 @@ routes messages over it.
 """
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,9 +116,8 @@ class Link:
 async def _waiting(zmq_socket: zmq.asyncio.Socket) -> list[list[bytes]]:
     """The messages that have come, without waiting for more."""
     messages = []
-    with contextlib.suppress(zmq.Again):
-        while True:
-            messages.append(await zmq_socket.recv_multipart(zmq.NOBLOCK))
+    while int(zmq_socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        messages.append(await zmq_socket.recv_multipart(zmq.NOBLOCK))
     return messages
 
 

@@ -27,6 +27,7 @@ THEMES = ("auto", "dark", "light", "contrast", "16", "none")
 EXIT_REFUSED = 1
 EXIT_INTERRUPTED = 130
 _ONCE_WIDTH = 120
+_PACE = "Draws four frames a second; about one while all cores of the machine are busy, to leave them to the daemon."
 # The figures that are rates need two frames that are some time apart.
 _ONCE_S = 1.2
 
@@ -52,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pagetop", description="Watch the pagedd daemon of this machine live.")
+    parser = argparse.ArgumentParser(
+        prog="pagetop", description="Watch the pagedd daemon of this machine live.", epilog=_PACE
+    )
     parser.add_argument("--runtime-dir", metavar="DIR", help="folder of the daemon's sockets ($PAGEDD_RUNTIME_DIR)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--demo", action="store_true", help="show a recorded session that comes with pagetop")

@@ -1,6 +1,9 @@
 """Where frames and answers come from: a daemon here, a file in `recording.py`, the same to whoever shows them.
 
-Owns subscribing, and trying again ever more slowly once the daemon is gone. Knows `pagedd.client` and no screen.
+Owns subscribing, trying again ever more slowly once the daemon is gone, and giving way: while all cores of the machine
+are busy, about one frame a second is taken instead of four, for the picture is drawn at the expense of what it shows. A
+lower scheduling priority would not do: where it counts against other sessions at all, it delays the keys as well.
+Knows `pagedd.client` and no screen.
 """
 
 import asyncio
@@ -19,6 +22,9 @@ LAST_RETRY_S = 5.0
 _RETRY_GROWTH = 1.6
 # So that viewers that lost a daemon together do not all come back at the same instant.
 _RETRY_JITTER = 0.2
+# All cores together; a frame that says more is followed by a rest. What came meanwhile is dropped, but for the newest.
+CROWDED_PERCENT = 90.0
+REST_S = 0.9
 PREFIX_LIMIT = 1000
 
 Update = StatsFrame | Link
@@ -66,6 +72,8 @@ class LiveFeed:
                     async for frame in frames:
                         delay_s = FIRST_RETRY_S
                         yield frame
+                        if is_crowded(frame):
+                            await asyncio.sleep(REST_S)
             except PageddError as error:
                 wait_s = delay_s * random.uniform(1 - _RETRY_JITTER, 1 + _RETRY_JITTER)
                 yield Link("lost", error.message, wait_s)
@@ -96,3 +104,9 @@ class LiveFeed:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def is_crowded(frame: StatsFrame) -> bool:
+    """Whether whoever draws this frame takes the processor from somebody. Not known is no."""
+    machine = frame.machine
+    return machine is not None and machine.cpu_percent is not None and machine.cpu_percent >= CROWDED_PERCENT

@@ -26,8 +26,14 @@ def width_of(line: Line) -> int:
 
 def printable(text: str) -> str:
     """`text` on one line without control characters: a name or an answer must not be able to steer the terminal."""
+    if text.isprintable():
+        return text
     return "".join(
-        " " if char in "\n\t\r" else "\N{REPLACEMENT CHARACTER}" if unicodedata.category(char)[0] == "C" else char
+        " "
+        if char in "\n\t\r\u2028\u2029"
+        else "\N{REPLACEMENT CHARACTER}"
+        if unicodedata.category(char)[0] == "C"
+        else char
         for char in text
     )
 

@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from rich.console import RenderableType
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -19,6 +21,7 @@ from pagedd.tui.screens.overview import Overview
 from pagedd.tui.screens.view import Action, View
 from pagedd.tui.session import Session
 from pagedd.tui.themes import Palette, make_palettes
+from pagedd.tui.widgets.painted import Painting
 
 _TICK_S = 0.5
 
@@ -95,6 +98,7 @@ class Pagetop(App[None]):
             self.register_theme(palette.theme)
         for name in set(self.available_themes) - set(self.palettes):
             self.unregister_theme(name)
+        self.painting: Painting | None = None
         self._is_grey = False
         self._set_theme(theme)
 
@@ -204,16 +208,33 @@ class Pagetop(App[None]):
         if self.session.is_stale != self._is_grey:
             self._is_grey = self.session.is_stale
             self._repaint()
-        for screen in self.screen_stack:
-            if isinstance(screen, View):
-                screen.show()
+        with self._paint():
+            for screen in self.screen_stack:
+                if isinstance(screen, View):
+                    screen.show()
+
+    def _tick(self) -> None:
+        with self._paint():
+            for screen in self.screen_stack:
+                if isinstance(screen, View):
+                    screen.show_age()
+
+    @contextmanager
+    def _paint(self) -> Iterator[None]:
+        """Paints what changes within, unless something lies on top of it, which only Textual can take into account."""
+        screen = self.screen
+        if not isinstance(screen, View) or not screen.is_whole or len(self._notifications):
+            yield
+            return
+        painting = self.painting = Painting()
+        try:
+            yield
+        finally:
+            self.painting = None
+        if painting.compose(screen):
+            self._display(screen, cast(RenderableType, painting))
 
     def _repaint(self) -> None:
         for screen in self.screen_stack if self.is_running else ():
             if isinstance(screen, View):
                 screen.repaint()
-
-    def _tick(self) -> None:
-        for screen in self.screen_stack:
-            if isinstance(screen, View):
-                screen.show_age()

@@ -17,7 +17,8 @@ from pagedd.client.protocol import BlockDetail, Prefixes, RequestText, StatsFram
 from pagedd.tui.feed import Source, Update
 from pagedd.tui.recording import PREFIXES_QUESTION, SUFFIX, Recorder, block_question, text_question
 from pagedd.tui.renderables.header import Modes
-from pagedd.tui.state import State
+from pagedd.tui.sense import nonsense
+from pagedd.tui.state import Link, State
 
 _PREVIEW_INTERVAL_S = 1.0
 
@@ -61,6 +62,9 @@ class Session:
             if update.state == "connecting":
                 self.state = State()
             self.state.lose(update)
+            return
+        if (reason := nonsense(update)) is not None:
+            self.state.lose(Link("lost", f"a frame that makes no sense: {reason}"))
             return
         if not self.is_paused:
             self.state.take(update, self.clock())

@@ -16,7 +16,7 @@ from pagedd.tui.letters import NUM_HUES
 
 ROLES = (
     *("", "dim", "faint", "strong", "title", "accent", "ok", "warn", "bad", "key"),
-    *("bar", "bar.cached", "track", "frame", "graph.out", "graph.in"),
+    *("bar", "bar.cached", "track", "frame", "edge", "edge.focus", "graph.out", "graph.in"),
     *("state.decode", "state.prefill", "state.waiting", "state.preempted"),
     *("free", "cached0", "cached1", "cached2", "cached3", "shared", "ended"),
     *(f"own{hue}" for hue in range(NUM_HUES)),
@@ -188,6 +188,8 @@ def _true_colour(name: str, colours: _Colours, *, dark: bool) -> Palette:
         "bar.cached": colours.cached[0],
         "track": colours.faint,
         "frame": colours.faint,
+        "edge": colours.panel,
+        "edge.focus": colours.accent,
         "graph.out": colours.bar,
         "graph.in": colours.dim,
         "state.decode": colours.ok,
@@ -248,6 +250,8 @@ def _sixteen_colours() -> Palette:
         "bar.cached": "bright_black",
         "track": "bright_black",
         "frame": "bright_black",
+        "edge": "bright_black",
+        "edge.focus": "cyan",
         "graph.out": "cyan",
         "graph.in": "default",
         "state.decode": "green",
@@ -287,7 +291,7 @@ def _no_colours() -> Palette:
     styles = dict.fromkeys((*ROLES, *GROUNDS), Style())
     for role in ("dim", "faint", "free", "track", "frame", "cached2", "cached3"):
         styles[role] = Style(dim=True)
-    for role in ("strong", "title", "key", "warn", "bad", "shared", "state.preempted"):
+    for role in ("strong", "title", "key", "warn", "bad", "edge.focus", "shared", "state.preempted"):
         styles[role] = Style(bold=True)
     return Palette(
         theme=_ansi_theme("none"),

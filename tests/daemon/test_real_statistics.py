@@ -1,19 +1,34 @@
 """What the real daemon says of itself: the stats socket, `pagectl stats --json` and `/metrics` tell one story."""
 
+import io
 import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, redirect_stdout, suppress
 
+import msgspec
 import pytest
 
+from pagedd.client import pagectl
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import StatsFrame
 from pagedd.client.sync import Client
+from pagedd.tui.glyphs import UNICODE
+from pagedd.tui.line import text_of
+from pagedd.tui.pool import CACHED, FREE, NUM_AGES
+from pagedd.tui.renderables import numbers
+from pagedd.tui.renderables.batch import batch_lines
+from pagedd.tui.renderables.cache import cache_bar, cache_figures
+from pagedd.tui.renderables.header import Modes, header_line
+from pagedd.tui.renderables.machine import machine_lines
+from pagedd.tui.renderables.requests import columns_for
+from pagedd.tui.renderables.throughput import throughput_lines
+from pagedd.tui.state import State
 
 from .conftest import RunningDaemon, StartDaemon
 from .fake_engine import Prompt
@@ -85,20 +100,20 @@ def client(serving_daemon: RunningDaemon) -> Iterator[Client]:
 
 
 @pytest.fixture
-def load(client: Client) -> Iterator[Callable[[int], None]]:
-    """`load(n)` starts n generations that run until the test ends."""
+def load(client: Client) -> Iterator[Callable[..., None]]:
+    """`load(n)` starts n generations that run until the test ends, if it ends before they have `max_tokens`."""
     running = []
 
-    def generate(number: int) -> None:
-        generation = client.generate(SYSTEM + f"{number}", max_tokens=400, ignore_eos=True, temperature=0.0)
+    def generate(number: int, max_tokens: int) -> None:
+        generation = client.generate(SYSTEM + f"{number}", max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
         running.append(generation)
         generation.result()
 
     with ThreadPoolExecutor(8) as pool:
 
-        def start(count: int) -> None:
+        def start(count: int, max_tokens: int = 400) -> None:
             for number in range(count):
-                pool.submit(generate, number)
+                pool.submit(generate, number, max_tokens)
 
         yield start
         for generation in running:
@@ -130,7 +145,7 @@ def test_at_rest_after_a_load_all_three_say_the_same_of_every_figure(
 
 
 def test_under_load_counters_never_run_backwards_from_one_to_the_other(
-    serving_daemon: RunningDaemon, client: Client, load: Callable[[int], None]
+    serving_daemon: RunningDaemon, client: Client, load: Callable[..., None]
 ) -> None:
     load(4)
     until(lambda: client.stats().figures["num_requests_running"] == 4)
@@ -148,7 +163,7 @@ def test_under_load_counters_never_run_backwards_from_one_to_the_other(
         assert figures["num_requests_running"] == 4
 
 
-def test_under_load_a_frame_agrees_with_itself(client: Client, load: Callable[[int], None]) -> None:
+def test_under_load_a_frame_agrees_with_itself(client: Client, load: Callable[..., None]) -> None:
     load(4)
     until(lambda: client.stats().figures["num_requests_running"] == 4)
     for _ in range(3):
@@ -168,7 +183,123 @@ def test_under_load_a_frame_agrees_with_itself(client: Client, load: Callable[[i
         assert frame.machine.memory_total_bytes == figures["host_memory_total_bytes"]
 
 
-def test_a_block_and_the_tree_say_what_the_frame_says(client: Client, load: Callable[[int], None]) -> None:
+def one_instant(daemon: RunningDaemon) -> tuple[StatsFrame, dict[str, float]]:
+    """What `pagectl stats --json` and `/metrics` say between the same two steps: it is scraped without a pause."""
+    command = ["--runtime-dir", str(daemon.endpoints.directory), "stats", "--json"]
+    scrapes: dict[float, dict[str, float]] = {}
+    has_found = threading.Event()
+
+    def scrape() -> None:
+        while not has_found.is_set():
+            scraped = metrics(daemon)
+            scrapes[scraped["pagedd:steps_total"]] = scraped
+
+    deadline_s = time.monotonic() + 60
+    with ThreadPoolExecutor(2) as pool:
+        scraping = [pool.submit(scrape) for _ in range(2)]
+        try:
+            while time.monotonic() < deadline_s:
+                printed = io.StringIO()
+                with redirect_stdout(printed):
+                    assert pagectl.main(command) == 0
+                frame = msgspec.json.decode(printed.getvalue(), type=StatsFrame)
+                scraped = scrapes.get(frame.figures["steps_total"] or 0.0, {})
+                if all(frame.figures[name] == scraped.get(metric) for name, metric in COUNTERS.items()):
+                    return frame, scraped
+        finally:
+            has_found.set()
+            for future in scraping:
+                future.result()
+    raise AssertionError("the engine never answered both between the same two steps")
+
+
+def test_under_load_every_panel_of_pagetop_shows_what_pagectl_and_metrics_say_at_that_instant(
+    serving_daemon: RunningDaemon, client: Client, load: Callable[..., None]
+) -> None:
+    load(4, max_tokens=900)
+    until(lambda: client.stats().figures["num_requests_running"] == 4)
+    before, scraped_before = one_instant(serving_daemon)
+    frame, scraped = one_instant(serving_daemon)
+    while frame.time_s - before.time_s < 1:  # over which rates are taken
+        frame, scraped = one_instant(serving_daemon)
+    figures = frame.figures
+    assert figures["num_requests_running"] == 4
+    steady = GAUGES.keys() - {"oldest_wait_s"}
+    assert {name: figures[name] for name in steady} == {name: scraped.get(GAUGES[name]) for name in steady}
+
+    state = State()
+    state.take(before, 0.0)
+    state.take(frame, 1.0)
+    panels = {
+        "header": [header_line(state, Modes(), 1.0, 200, UNICODE)],
+        "machine": machine_lines(state, 60, 4, UNICODE),
+        "throughput": throughput_lines(state, 60, 4, UNICODE),
+        "batch": batch_lines(state, 60, UNICODE),
+        "cache": [cache_bar(state, 100, UNICODE), *cache_figures(state, 120, UNICODE)],
+    }
+    shown = {name: "\n".join(map(text_of, lines)) for name, lines in panels.items()}
+
+    def rate(metric: str) -> float:
+        return (scraped[metric] - scraped_before[metric]) / (frame.time_s - before.time_s)
+
+    def share(blocks: str) -> str:
+        total = sum(scraped[f"pagedd:kv_blocks/{state}"] for state in ("free", "cached", "used"))
+        return numbers.whole_percent(scraped[f"pagedd:kv_blocks/{blocks}"] / total)
+
+    machine, blocks = frame.machine, frame.blocks
+    assert machine is not None
+    assert blocks is not None
+    assert machine.cpu_percent is not None
+    assert rate("vllm:generation_tokens_total") > 0
+    hit_ratio = scraped["vllm:prefix_cache_hits_total"] / scraped["vllm:prefix_cache_queries_total"]
+    expected = {
+        "header": [frame.model, frame.device, f"block {blocks.block_size}", f"kv {frame.kv_cache_dtype}"],
+        "machine": [
+            f"/{scraped['pagedd:host_memory_total_bytes'] / (1 << 30):.1f} GiB",
+            f"cores {machine.num_cores:4d}",
+            numbers.whole_percent(machine.cpu_percent / 100),
+        ],
+        "throughput": [
+            f"{numbers.count(rate('vllm:generation_tokens_total'), 7)} tok/s",
+            f"{numbers.count(rate('vllm:prompt_tokens_total'), 7)} tok/s",
+            f"first token p50 {numbers.milliseconds(figures['first_token_seconds_p50'])}",
+            f"p95 {numbers.milliseconds(figures['first_token_seconds_p95'])}",
+            f"gap         p50 {numbers.milliseconds(figures['inter_token_seconds_p50'])}",
+            f"p99 {numbers.milliseconds(figures['inter_token_seconds_p99'])}",
+        ],
+        "batch": [
+            f"{scraped['vllm:num_requests_running']:.0f}/{figures['max_num_seqs']:.0f}",
+            f"{figures['num_scheduled_tokens']:.0f}/{figures['max_num_batched_tokens']:.0f}",
+            f"waiting{numbers.count(scraped['vllm:num_requests_waiting'], 4)}",
+            f"steps{numbers.count(rate('pagedd:steps_total'), 5)}/s",
+        ],
+        "cache": [
+            *(f"{name} {share(name)}" for name in ("used", "cached", "free")),
+            f"slot fill {numbers.percent(scraped['pagedd:kv_slot_fill_ratio'])}",
+            f"fragmentation {numbers.percent(scraped['pagedd:fragmentation_ratio'])}",
+            f"contiguous {numbers.percent(scraped['pagedd:contiguous_fragmentation_ratio'])}",
+            f"prefix hits {numbers.percent(hit_ratio)}",
+            f"evicted {numbers.count(rate('pagedd:evictions_total'), 5)}/s",
+        ],
+    }
+    missing = [(name, words) for name, all_words in expected.items() for words in all_words if words not in shown[name]]
+    assert not missing, shown
+
+    looks = state.pool.looks
+    assert looks.count(FREE) == scraped["pagedd:kv_blocks/free"]
+    assert sum(looks.count(CACHED + age) for age in range(NUM_AGES)) == scraped["pagedd:kv_blocks/cached"]
+    columns = {column.name: column for column in columns_for(160)}
+    for sequence in state.sequences:
+        row = sequence.row
+        assert [columns[name].cell(sequence, UNICODE)[0].strip() for name in ("prompt", "cached", "out", "blocks")] == [
+            numbers.count(value, 0)
+            for value in (row.num_prompt_tokens, row.num_cached_tokens, row.num_output_tokens, len(row.block_table))
+        ]
+    running = [sequence for sequence in state.sequences if sequence.row.state in ("decode", "prefill")]
+    assert len(running) == scraped["vllm:num_requests_running"]
+
+
+def test_a_block_and_the_tree_say_what_the_frame_says(client: Client, load: Callable[..., None]) -> None:
     load(2)
     until(lambda: any(row.num_cached_tokens for row in client.stats().requests))
     row = client.stats(blocks=True).requests[-1]

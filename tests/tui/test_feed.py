@@ -95,3 +95,45 @@ async def test_tries_come_ever_more_slowly_up_to_a_bound(tmp_path: Path, monkeyp
             break
     assert waits[:3] == pytest.approx([0.5, 0.8, 1.28])
     assert waits[-1] == feed.LAST_RETRY_S
+
+
+@pytest.mark.parametrize(("cpu_percent", "is_crowded"), [(None, False), (87.0, False), (90.0, True), (100.0, True)])
+def test_only_a_machine_without_an_idle_core_is_given_way_to(cpu_percent: float | None, is_crowded: bool) -> None:
+    frame = FakeEngine().frame()
+    assert frame.machine is not None
+    frame.machine.cpu_percent = cpu_percent
+    assert feed.is_crowded(frame) is is_crowded
+
+
+def test_a_frame_without_a_machine_is_no_reason_to_give_way() -> None:
+    frame = FakeEngine().frame()
+    frame.machine = None
+    assert not feed.is_crowded(frame)
+
+
+async def test_on_a_crowded_machine_frames_are_taken_with_rests_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(feed, "CROWDED_PERCENT", 0.0)
+    monkeypatch.setattr(feed, "REST_S", 0.001)
+    rest = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        await rest(seconds)
+
+    publisher, live = Publisher(tmp_path), LiveFeed(str(tmp_path))
+    publisher.open()
+    try:
+        updates = live.updates()
+        while not isinstance(await anext(updates), StatsFrame):
+            pass
+        monkeypatch.setattr(feed.asyncio, "sleep", sleep)
+        assert isinstance(await anext(updates), StatsFrame)
+        assert rests == [0.001]
+    finally:
+        monkeypatch.undo()
+        await updates.aclose()  # type: ignore[attr-defined]
+        await live.close()
+        publisher.close()

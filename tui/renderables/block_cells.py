@@ -44,6 +44,10 @@ class Grid:
     def blocks_per_row(self) -> int:
         return self.num_columns * self.per_cell
 
+    @property
+    def blocks_per_group(self) -> int:
+        return GROUP * self.per_cell
+
     def row_of(self, block: int) -> int:
         return block // self.blocks_per_row
 

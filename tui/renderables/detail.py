@@ -19,7 +19,7 @@ def figure_lines(sequence: Sequence, block_size: int, width: int, glyphs: Glyphs
         [mark(sequence, glyphs), (f" {name(sequence)}", "strong")],
         [("who ", "dim"), (printable(row.user) or missing, "")],
         [("priority ", "dim"), (str(row.priority), "")],
-        [(row.state, STATE_ROLES.get(row.state, ""))],
+        [(printable(row.state), STATE_ROLES.get(row.state, ""))],
         [("age ", "dim"), (numbers.duration(row.age_s), "")],
         [("prompt ", "dim"), (f"{row.num_prompt_tokens} tokens", "")],
         [("cached ", "dim"), (f"{row.num_cached_tokens} tokens", "")],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pagedd.tui.glyphs import Glyphs
@@ -15,6 +16,9 @@ STATE_ROLES = {
     "waiting": "state.waiting",
     "preempted": "state.preempted",
 }
+
+
+_STATE_WIDTH = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def short_name(sequence: Sequence) -> str:
 
 def _state(sequence: Sequence, glyphs: Glyphs) -> Span:
     row = sequence.row
-    text = row.state
+    text = fit(printable(row.state), _STATE_WIDTH, glyphs.ellipsis)
     if row.state == "prefill" and row.num_prompt_tokens:
         text = f"prefill{100 * row.num_computed_tokens // row.num_prompt_tokens:3d}%"
     return text, STATE_ROLES.get(row.state, "")
@@ -82,7 +86,7 @@ COLUMNS = (
     Column("id", 8, 0, lambda s, g: (short_name(s), ""), lambda s: name(s), is_left=True),
     Column("who", 8, 3, lambda s, g: (fit(printable(s.row.user), 8, g.ellipsis), ""), lambda s: s.row.user, True),
     Column("prio", 5, 5, lambda s, g: (f"{s.row.priority:d}", ""), lambda s: s.row.priority, is_descending=True),
-    Column("state", 11, 1, _state, lambda s: s.row.state, is_left=True),
+    Column("state", _STATE_WIDTH, 1, _state, lambda s: s.row.state, is_left=True),
     Column(
         *("prompt", 7, 6, lambda s, g: _number(s.row.num_prompt_tokens, 7, g)),
         order=lambda s: s.row.num_prompt_tokens,
@@ -129,6 +133,7 @@ _FIRST_EXTRA = 11
 _LEAST_BESIDE_EXTRAS = 32
 
 
+@lru_cache(maxsize=8)
 def columns_for(width: int) -> list[Column]:
     """The columns that fit into `width`, in the table's order."""
     chosen: set[str] = set()

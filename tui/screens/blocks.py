@@ -108,7 +108,7 @@ class Blocks(ActingView):
                 mark(sequence, self.glyphs),
                 (f" {fit(short_name(sequence), 8)} ", ""),
                 (f"{fit(printable(row.user), 6, self.glyphs.ellipsis)} ", "dim"),
-                (fit(row.state, 9), STATE_ROLES.get(row.state, "")),
+                (fit(printable(row.state), 9, self.glyphs.ellipsis), STATE_ROLES.get(row.state, "")),
                 (numbers.count(row.num_blocks, 5), ""),
             ],
             width,

@@ -9,7 +9,8 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 
 from pagedd.tui.line import Line, fit, printable
-from pagedd.tui.widgets.pane import Look, Pane
+from pagedd.tui.widgets.painted import Look
+from pagedd.tui.widgets.pane import Pane
 
 
 class Confirm(ModalScreen[bool | int | None]):

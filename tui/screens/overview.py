@@ -48,7 +48,7 @@ class Overview(ActingView):
     Overview.ascii #cache:focus-within { border: ascii $border; }
     Overview #figures { height: 2; }
     Overview.flat #cache, Overview.flat #cache:focus-within { border: none; }
-    Overview.flat RequestList, Overview.flat RequestList:focus { border: none; }
+    Overview.flat RequestList { border: none; }
     """
     AUTO_FOCUS = "RequestList"
 

@@ -50,7 +50,11 @@ class Action(Protocol):
 
 
 class View(Screen[None]):
-    """A screen that shows the session's state. Subclasses give the body and fill it in `draw`."""
+    """A screen that shows the session's state. Subclasses give the body and fill it in `draw`.
+
+    Attributes:
+        is_whole: all of it is on the terminal, and nothing else.
+    """
 
     HINTS: ClassVar[list[Hint]] = [*NAVIGATION, HELP, QUIT]
     DEFAULT_CSS = """
@@ -59,10 +63,12 @@ class View(Screen[None]):
     View > #small { display: none; height: 1fr; }
     View.small > * { display: none; }
     View.small > #small { display: block; }
-    View.ascii Pane.framed { border: ascii $border-blurred; }
-    View.ascii Pane.framed:focus { border: ascii $border; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", show=False)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_whole = False
 
     def compose(self) -> Iterable[Widget]:
         yield Header()
@@ -128,7 +134,10 @@ class View(Screen[None]):
 
     def on_screen_resume(self) -> None:
         self.repaint()
-        self.call_after_refresh(self.show)
+        self.call_after_refresh(self._resumed)
+
+    def on_screen_suspend(self) -> None:
+        self.is_whole = False
 
     def on_resize(self, event: events.Resize) -> None:
         width, height = event.size
@@ -140,3 +149,7 @@ class View(Screen[None]):
         else:
             self.fold(width, height)
         self.call_after_refresh(self.show)
+
+    def _resumed(self) -> None:
+        self.is_whole = True
+        self.show()

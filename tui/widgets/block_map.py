@@ -7,20 +7,17 @@ A run of blocks does not flash: in a large pool something is always taken, and i
 
 from collections.abc import Collection
 from math import ceil
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region
 from textual.message import Message
-from textual.strip import Strip
-from textual.widget import Widget
 
 from pagedd.tui.pool import Pool
 from pagedd.tui.renderables.block_cells import GROUP, Cell, Grid, block_cells, run_cell
-from pagedd.tui.widgets.pane import Look
+from pagedd.tui.widgets.painted import Painted, Segments
 
 _LIT = Style(reverse=True, bold=True)
 _PARTIAL = Style(underline=True)
@@ -32,7 +29,7 @@ _MAX_RUNS = 20_000
 _Drawn = tuple[str, Style]
 
 
-class BlockMap(Widget, can_focus=True):
+class BlockMap(Painted, can_focus=True):
     """Shows a pool, as one cell a block or, when that needs more room than there is, as runs of blocks."""
 
     DEFAULT_CSS = "BlockMap { height: 1fr; }"
@@ -67,17 +64,13 @@ class BlockMap(Widget, can_focus=True):
         self._lit: frozenset[int] = frozenset()
         self._taken: frozenset[int] = frozenset()
         self._evicted: frozenset[int] = frozenset()
-        self._overlays: dict[int, dict[int, str]] | None = None  # by row and column; None has to be made again
-        self._waiting: set[int] = set()  # rows to be drawn with the next picture
-        self._strips: dict[int, Strip] = {}
+        self._overlays: dict[int, str] | None = None  # what goes over a cell; None has to be made again
+        self._groups: dict[int, Segments] = {}  # as they are drawn, by their number in the pool
+        self._waiting: set[int] = set()  # groups to be drawn with the next picture
         self._styles: tuple[list[Cell], list[Style], list[Style]] | None = None
         self._runs: dict[bytes, _Drawn] = {}
         self._run_styles: dict[Style, Style] = {}
         self._lit_styles: dict[Style, Style] = {}
-
-    @property
-    def look(self) -> Look:
-        return cast(Look, self.app)
 
     @property
     def pointed(self) -> int:
@@ -103,47 +96,47 @@ class BlockMap(Widget, can_focus=True):
                 # What was evicted looks so for a frame, then like taken for another, then like what it is now.
                 self._taken, self._evicted = (pool.taken | self._evicted) - pool.evicted, pool.evicted
                 changed |= self._taken
-        rows = {self.grid.row_of(block) for block in changed}
         if self._lit != (now_lit := frozenset(lit)):
-            rows |= {self.grid.row_of(block) for block in self._lit ^ now_lit}
+            changed |= self._lit ^ now_lit
             self._lit = now_lit
         self._overlays = None
-        self._waiting |= rows
+        blocks_per_group = self.grid.blocks_per_group
+        self._waiting.update(block // blocks_per_group for block in changed)
         if self.grid.per_cell == 1 or is_same or pool.version % _FRAMES_PER_RUN_PICTURE == 0:
-            self._forget(*self._waiting)
+            self._forget_groups(self._waiting)
             self._waiting.clear()
 
     def point(self, block: int) -> None:
         """Moves the cursor to a block."""
         if self.pool is None or not self.pool.num_blocks:
             return
-        self._forget(self.grid.row_of(self._cursor))
+        self._forget(self._cursor)
         self._cursor = max(0, min(self.pool.num_blocks - 1, block))
         row = self.grid.row_of(self._cursor)
         if not self._top <= row < self._top + self.size.height:
             self._bring_to_top(row if row < self._top else row - self.size.height + 1)
-        self._forget(row)
+        self._forget(self._cursor)
         self.post_message(self.Pointed())
 
     def repaint(self) -> None:
-        self._strips.clear()
         self._waiting.clear()
+        self._groups.clear()
         self._overlays = None
         self._styles = None
         self._runs.clear()
         self._run_styles.clear()
         self._lit_styles.clear()
-        self.refresh()
+        super().repaint()
 
     def on_resize(self) -> None:
         if self._fit():
             self.repaint()
 
     def on_focus(self) -> None:
-        self._forget(self.grid.row_of(self._cursor))
+        self._forget(self._cursor)
 
     def on_blur(self) -> None:
-        self._forget(self.grid.row_of(self._cursor))
+        self._forget(self._cursor)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         self._hover(self.grid.block_at(event.x, event.y + self._top))
@@ -165,14 +158,14 @@ class BlockMap(Widget, can_focus=True):
         self._bring_to_top(self._top - 2)
 
     def action_move(self, cells: int, rows: int) -> None:
-        self._hovered = None
+        self._hover(None)
         self.point(self._cursor + cells * self.grid.per_cell + rows * self.grid.blocks_per_row)
 
     def action_page(self, pages: int) -> None:
         self.action_move(0, pages * max(1, self.size.height - 1))
 
     def action_jump(self, to_end: bool) -> None:
-        self._hovered = None
+        self._hover(None)
         self.point((self.pool.num_blocks - 1) if to_end and self.pool is not None else 0)
 
     def action_zoom(self) -> None:
@@ -185,22 +178,11 @@ class BlockMap(Widget, can_focus=True):
     def action_open(self) -> None:
         self.post_message(self.Opened())
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        """As it is: there is no border, padding or opacity for Textual to add, and rows have many segments."""
-        width = self.size.width
-        strips = [self._line_strip(y + self._top, width) for y in crop.line_range]
-        return strips if crop.column_span == (0, width) else [strip.crop(*crop.column_span) for strip in strips]
-
-    def render_line(self, y: int) -> Strip:
-        return self._line_strip(y + self._top, self.size.width)
-
-    def _line_strip(self, row: int, width: int) -> Strip:
+    def make_line(self, y: int, width: int) -> Segments:
+        row = y + self._top
         if self.pool is None or row >= self.grid.num_rows:
-            return Strip.blank(width, self.look.palette.ground)
-        strip = self._strips.get(row)
-        if strip is None or strip.cell_length != width:
-            strip = self._strips[row] = self._row_strip(row, width)
-        return strip
+            return [Segment(" " * width, self.look.palette.ground)]
+        return self._row(row, width)
 
     def _fit(self) -> bool:
         """Takes the grid that fits; whether it is another one."""
@@ -217,50 +199,65 @@ class BlockMap(Widget, can_focus=True):
         top = max(0, min(top, self.grid.num_rows - self.size.height))
         if top != self._top:
             self._top = top
-            self.refresh()
+            super().repaint()
 
     def _hover(self, block: int | None) -> None:
         if block == self._hovered:
             return
         for other in (self._hovered, block):
             if other is not None:
-                self._forget(self.grid.row_of(other))
+                self._forget(other)
         self._hovered = block
         self.post_message(self.Pointed())
 
-    def _forget(self, *rows: int) -> None:
-        """Has these rows drawn again. One that has no strip is not in sight, or waits to be drawn already."""
-        known = [row for row in rows if self._strips.pop(row, None) is not None]
-        if known:
-            width = self.size.width
-            self.refresh(*(Region(0, row - self._top, width, 1) for row in known))
+    def _forget(self, block: int) -> None:
+        """Has a block drawn again that the cursor comes to or leaves."""
+        self._overlays = None
+        self._forget_groups((block // self.grid.blocks_per_group,))
 
-    def _row_strip(self, row: int, width: int) -> Strip:
-        """The label, then the cells; those that look alike side by side are one segment."""
+    def _forget_groups(self, groups: Collection[int]) -> None:
+        """Has these groups drawn again."""
+        for group in groups:
+            self._groups.pop(group, None)
+        per_row = self.grid.num_columns // GROUP
+        self.forget({group // per_row - self._top for group in groups})
+
+    def _row(self, row: int, width: int) -> Segments:
+        """The label, then the groups of cells."""
         grid, palette = self.grid, self.look.palette
-        blocks = grid.cells(row)
-        cells = self._block_cells(blocks) if grid.per_cell == 1 else self._run_cells(blocks)
-        for column, kind in self._overlay(row).items():
-            glyph, style = cells[column]
-            cells[column] = glyph, self._over(style, kind)
-        segments = [Segment(f"{blocks.start:0{grid.label_width}}", palette.style("faint"))]
-        gap = Segment(" ", palette.ground)
-        for start in range(0, len(cells), GROUP):
-            segments.append(gap)
-            text, style = cells[start]
-            for glyph, glyph_style in cells[start + 1 : start + GROUP]:
-                if glyph_style is style:
-                    text += glyph
-                else:
-                    segments.append(Segment(text, style))
-                    text, style = glyph, glyph_style
-            segments.append(Segment(text, style))
+        cells = grid.cells(row)
+        segments = [Segment(f"{cells.start:0{grid.label_width}}", palette.style("faint"))]
+        first = cells.start // grid.blocks_per_group
+        for group in range(first, first + ceil(len(cells) / GROUP)):
+            drawn = self._groups.get(group)
+            if drawn is None:
+                drawn = self._groups[group] = self._group(group)
+            segments += drawn
         # Every glyph is one cell wide, so nothing has to be measured.
         used = grid.label_width + ceil(len(cells) / GROUP) + len(cells)
         if used < width:
             segments.append(Segment(" " * (width - used), palette.ground))
-            used = width
-        return Strip(segments, used)
+        return segments
+
+    def _group(self, group: int) -> Segments:
+        """A gap and eight cells; those that look alike side by side are one segment."""
+        grid = self.grid
+        start = group * grid.blocks_per_group
+        blocks = range(start, min(grid.num_blocks, start + grid.blocks_per_group), grid.per_cell)
+        cells = self._block_cells(blocks) if grid.per_cell == 1 else self._run_cells(blocks)
+        over = self._over_cells()
+        segments = [Segment(" ", self.look.palette.ground)]
+        text, last = "", None
+        for cell, (glyph, plain) in enumerate(cells, group * GROUP):
+            style = self._over(plain, over[cell]) if cell in over else plain
+            if style is last:
+                text += glyph
+            else:
+                if last is not None:
+                    segments.append(Segment(text, last))
+                text, last = glyph, style
+        segments.append(Segment(text, last))
+        return segments
 
     def _block_cells(self, blocks: range) -> list[_Drawn]:
         """Cells of one block each. Equal looks have the same style object."""
@@ -294,21 +291,18 @@ class BlockMap(Widget, can_focus=True):
         drawn = self._runs[looks] = cell.glyph, self._run_styles.setdefault(style, style)
         return drawn
 
-    def _overlay(self, row: int) -> dict[int, str]:
-        """What goes over the cells of a row, by column; the later the stronger."""
+    def _over_cells(self) -> dict[int, str]:
+        """What goes over cells, by their number in the pool; the later the stronger."""
         if self._overlays is None:
-            self._overlays = {}
-            per_row, per_cell = self.grid.blocks_per_row, self.grid.per_cell
-            for kind, blocks in (("lit", self._lit), ("taken", self._taken), ("evicted", self._evicted)):
-                for block in blocks:
-                    at, within = divmod(block, per_row)
-                    self._overlays.setdefault(at, {})[within // per_cell] = kind
-        over = self._overlays.get(row, {})
-        start = row * self.grid.blocks_per_row
-        is_pointed = start <= self.pointed < start + self.grid.blocks_per_row
-        if is_pointed and (self.has_focus or self._hovered is not None):
-            return over | {(self.pointed - start) // self.grid.per_cell: "cursor"}
-        return over
+            per_cell = self.grid.per_cell
+            self._overlays = {
+                block // per_cell: kind
+                for kind, blocks in (("lit", self._lit), ("taken", self._taken), ("evicted", self._evicted))
+                for block in blocks
+            }
+            if self.has_focus or self._hovered is not None:
+                self._overlays[self.pointed // per_cell] = "cursor"
+        return self._overlays
 
     def _over(self, style: Style, kind: str) -> Style:
         palette = self.look.palette

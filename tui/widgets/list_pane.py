@@ -11,9 +11,9 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.strip import Strip
 
 from pagedd.tui.line import Line
+from pagedd.tui.widgets.painted import Segments
 from pagedd.tui.widgets.pane import Pane
 
 Item = TypeVar("Item")
@@ -65,6 +65,7 @@ class ListPane(Pane, Generic[Item], can_focus=True):
         self._items: Sequence[Item] = []
         self._at = 0
         self._top = 0
+        self._drawn_cursor_y = 0
 
     @property
     def current(self) -> Item | None:
@@ -145,30 +146,29 @@ class ListPane(Pane, Generic[Item], can_focus=True):
         at = max(0, min(len(self._items) - 1, at))
         if at == self._at or not self._items:
             return
-        self._forget(self._cursor_y)
         self._at = at
         self._draw()
-        self._forget(self._cursor_y)
         self.post_message(self.Moved())
 
     def _draw(self) -> None:
+        before_y = self._drawn_cursor_y
         self._at = max(0, min(len(self._items) - 1, self._at))
-        before_y, before_top = self._cursor_y, self._top
         self._top = max(0, min(self._top, len(self._items) - self._height))
         self._top = min(self._top, self._at)
         self._top = max(self._top, self._at - self._height + 1) if self._height else self._at
         width = self.size.width
         items = self._items[self._top : self._top + self._height]
         self.show([*self._head, *(self._line(item, width) for item in items)])
-        if before_top != self._top or before_y != self._cursor_y:
-            self.repaint()
+        self._drawn_cursor_y = self._cursor_y
+        if before_y != self._cursor_y:
+            self.forget_lines((before_y, self._cursor_y))
 
-    def _paint(self, y: int) -> Strip:
-        strip = super()._paint(y)
+    def _paint(self, y: int) -> Segments:
+        segments = super()._paint(y)
         if not self._is_cursor(y):
-            return strip
+            return segments
         over = self.look.palette.selected
-        return Strip([Segment(text, (style or Style()) + over) for text, style, _ in strip])
+        return [Segment(text, (style or Style()) + over) for text, style, _ in segments]
 
     def _rest_style(self, y: int) -> Style:
         ground = super()._rest_style(y)

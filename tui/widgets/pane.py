@@ -1,92 +1,105 @@
-"""A panel that draws lines, and redraws only those that changed.
+"""A panel that draws lines in a frame or without one, and redraws only those that changed.
 
-Frames come four times a second and most of what they say is what the last one said, so every panel is made of strips
-that are kept, and Textual is asked to repaint single lines.
+Frames come four times a second and most of what they say is what the last one said, so a line is compared with the one
+before it, and painted only when it differs.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, cast
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
-from textual.filter import ANSIToTruecolor, LineFilter
-from textual.geometry import Region
-from textual.strip import Strip
-from textual.widget import Widget
 
-from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line
-from pagedd.tui.themes import Palette
+from pagedd.tui.line import Line, fit, printable
+from pagedd.tui.widgets.painted import Painted, Segments
 
 _GROUNDLESS = frozenset(("", "dim", "faint", "strong", "accent", "ok", "warn", "bad", "key"))
+# Corners, edges and sides, clockwise from the upper left.
+_ROUND = "╭─╮│╯─╰│"
+_ASCII = "+-+|+-+|"
 
 
-class Look(Protocol):
-    """What panels ask of their app."""
-
-    palette: Palette
-    glyphs: Glyphs
-
-
-class Pane(Widget):
-    """Shows what `show` was given last."""
+class Pane(Painted):
+    """Shows what `show` was given last. Its frame is drawn here; the style sheet has it for the room that it takes."""
 
     DEFAULT_CSS = """
     Pane { width: 1fr; height: 1fr; }
-    Pane.framed { border: round $border-blurred; border-title-color: $foreground; padding: 0 1; }
-    Pane.framed:focus { border: round $border; }
+    Pane.framed { border: round $border-blurred; padding: 0 1; }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._lines: list[Line] = []
-        self._strips: list[Strip | None] = []
-
-    @property
-    def look(self) -> Look:
-        return cast(Look, self.app)
+        self._title = ""
+        self._subtitle = ""
 
     def show(self, lines: Sequence[Line]) -> None:
         """Puts these lines in the place of those before."""
         num_common = min(len(lines), len(self._lines))
         changed = [y for y in range(num_common) if lines[y] != self._lines[y]]
-        self._forget(*changed, *range(num_common, max(len(lines), len(self._lines))))
+        changed += range(num_common, max(len(lines), len(self._lines)))
         self._lines = list(lines)
-        self._strips = (self._strips + [None] * len(lines))[: len(lines)]
+        self.forget_lines(changed)
+
+    def forget_lines(self, lines: Sequence[int]) -> None:
+        """Has these lines of the content drawn again."""
+        if lines:
+            top = self.gutter.top
+            self.forget([y + top for y in lines])
 
     def title(self, text: str) -> None:
-        if self.border_title != text:
-            self.border_title = text
+        if self._title != text:
+            self._title = text
+            self.forget([0])
 
-    def repaint(self) -> None:
-        """The palette is another one: draws everything again."""
-        self._strips = [None] * len(self._lines)
-        self.refresh()
+    def subtitle(self, text: str) -> None:
+        if self._subtitle != text:
+            self._subtitle = text
+            self.forget([self.outer_size.height - 1])
 
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        """Without the one that looks for the terminal's own colours: the palettes that it is for have none."""
+    def make_line(self, y: int, width: int) -> Segments:
+        top, right, bottom, left = self.gutter
+        if y < top or y >= self.outer_size.height - bottom:
+            return self._edge(y < top, width)
+        line = self._inside(y - top, width - left - right)
+        if not left:
+            return line
+        glyph = self._frame[3] if top else " "
+        side = self.look.palette.style(self._frame_role)
+        return [Segment(glyph.ljust(left), side), *line, Segment(glyph.rjust(right), side)]
+
+    @property
+    def _frame(self) -> str:
+        return _ROUND if self.look.glyphs.is_unicode else _ASCII
+
+    @property
+    def _frame_role(self) -> str:
+        return "edge.focus" if self.has_focus else "edge"
+
+    def _edge(self, is_upper: bool, width: int) -> Segments:
+        """`╭─ Title ────╮`, and below `╰──── Subtitle ─╯`."""
+        left, edge, right = list(self._frame[:3] if is_upper else self._frame[6:3:-1])
+        style = self.look.palette.style
+        text = printable(self._title if is_upper else self._subtitle)
+        if not text or width < 8:
+            return [Segment(left + edge * (width - 2) + right, style(self._frame_role))]
+        text = fit(text, min(cell_len(text), width - 6), self.look.glyphs.ellipsis)
+        rest = edge * (width - 5 - cell_len(text))
+        before, after = (edge, rest) if is_upper else (rest, edge)
         return [
-            line_filter for line_filter in super().get_line_filters() if not isinstance(line_filter, ANSIToTruecolor)
+            Segment(left + before, style(self._frame_role)),
+            Segment(f" {text} ", style("")),
+            Segment(after + right, style(self._frame_role)),
         ]
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        """Without Textual's own cache where it has nothing to add: a pane without a frame is its strips."""
-        if self.gutter.width or self.gutter.height:
-            return super().render_lines(crop)
-        strips = [self.render_line(y) for y in crop.line_range]
-        is_whole = crop.column_span == (0, self.size.width)
-        return strips if is_whole else [strip.crop(*crop.column_span) for strip in strips]
-
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
+    def _inside(self, y: int, width: int) -> Segments:
         if y >= len(self._lines):
-            return Strip.blank(width, self.look.palette.ground)
-        strip = self._strips[y]
-        if strip is None or strip.cell_length != width:
-            strip = self._strips[y] = self._paint(y).adjust_cell_length(width, self._rest_style(y))
-        return strip
+            return [Segment(" " * width, self.look.palette.ground)]
+        segments = self._paint(y)
+        rest = width - sum(cell_len(text) for text, _, _ in segments)
+        return [*segments, Segment(" " * rest, self._rest_style(y))] if rest > 0 else segments
 
-    def _paint(self, y: int) -> Strip:
+    def _paint(self, y: int) -> Segments:
         style = self.look.palette.style
         segments: list[Segment] = []
         last, joined = "", ""
@@ -100,17 +113,8 @@ class Pane(Widget):
                 last, joined = role, text
         if joined:
             segments.append(Segment(joined, style(last)))
-        return Strip(segments)
+        return segments
 
     def _rest_style(self, y: int) -> Style:
         """What the rest of a line looks like."""
         return self.look.palette.ground
-
-    def _forget(self, *lines: int) -> None:
-        """Has these lines drawn again."""
-        for y in lines:
-            if y < len(self._strips):
-                self._strips[y] = None
-        if lines:
-            width = self.size.width
-            self.refresh(*(Region(0, y, width, 1) for y in lines))

@@ -31,9 +31,7 @@ class RequestList(ListPane[Sequence]):
         num_running = states.count("decode") + states.count("prefill")
         self.title(f"Requests ({num_running} running, {len(states) - num_running} waiting)")
         filtered = f"{len(rows)} with “{self.words}”" if self.words else ""
-        subtitle = filtered if self.look.glyphs.is_unicode else filtered.replace("“", '"').replace("”", '"')
-        if self.border_subtitle != subtitle:
-            self.border_subtitle = subtitle
+        self.subtitle(filtered if self.look.glyphs.is_unicode else filtered.replace("“", '"').replace("”", '"'))
         self.show_items(rows, [head])
 
     def action_sort(self) -> None:
