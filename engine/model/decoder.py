@@ -150,7 +150,7 @@ class Decoder:
         from pagedd.kernels.triton.compiled import ModelSizes, compile_kernels  # only where Triton serves
 
         config, embedding = self._config, self._embedding
-        for bits in self._packed_bits or {None}:
+        for bits in (*self._packed_bits,) or (None,):
             sizes = ModelSizes(
                 hidden_size=config.hidden_size,
                 intermediate_size=config.intermediate_size,
