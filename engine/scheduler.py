@@ -86,6 +86,7 @@ class Scheduler:
         self._lookup = PromptLookup(config.num_speculative_tokens)
         self.budget = TokenBudget(config.max_num_batched_tokens)
         self._assumed: Step | None = None
+        self._admitted: set[Sequence] = set()  # in the step that is being formed
         self._owed_blocks: int | None = None  # within `schedule`, once it has been counted
         self._wants_blocks_back = False  # the last step had no room for somebody who may take it from others
 
@@ -193,9 +194,11 @@ class Scheduler:
         self.preemptions = []
         self._wants_blocks_back = False
         self._owed_blocks = None
+        self._admitted.clear()
         self._wake()
-        budget = self._schedule_decodes(step, self.budget.tokens)
-        self._schedule_prefills(step, budget)
+        decoding, prefilling = self._seated()
+        budget = self._schedule_decodes(step, decoding, prefilling)
+        self._schedule_prefills(step, budget, prefilling)
         self.num_scheduled_tokens = step.num_scheduled_tokens
         self.counters.steps += bool(step.scheduled)
         return step
@@ -229,14 +232,23 @@ class Scheduler:
                 item.sequence.num_computed_tokens = item.start
                 del item.sequence.token_ids[len(item.sequence.token_ids) - len(item.samplers) :]
 
-    def _schedule_decodes(self, step: Step, budget: int) -> int:
-        seated = [s for s in self._running if not s.has_all_tokens]
-        decodes = [s for s in seated if s.is_decoding]
-        prompts = [s for s in (self._waiting.peek(), *seated) if s is not None and not s.is_decoding]
+    def _seated(self) -> tuple[list[Sequence], deque[Sequence]]:
+        """Running sequences that decode, and those that prefill, most urgent first; not those certain to end."""
+        decoding: list[Sequence] = []
+        prefilling: deque[Sequence] = deque()
+        for sequence in self._running:
+            if self._assumed is None or not sequence.has_all_tokens:
+                (decoding if sequence.is_decoding else prefilling).append(sequence)
+        return decoding, prefilling
+
+    def _schedule_decodes(self, step: Step, decoding: list[Sequence], prefilling: deque[Sequence]) -> int:
+        """A token each; returns what is left of the budget."""
+        budget = self.budget.tokens
+        prompts = [s for s in (self._waiting.peek(), prefilling[0] if prefilling else None) if s is not None]
         # A prompt that is more urgent than somebody who decodes must not wait until decodes leave it a token.
-        presses = bool(decodes and prompts) and urgency(min(prompts, key=urgency)) < urgency(decodes[-1])
+        presses = bool(decoding and prompts) and urgency(min(prompts, key=urgency)) < urgency(decoding[-1])
         num_kept = int(presses and budget > 1)
-        for sequence in decodes:
+        for sequence in decoding:
             if budget > num_kept and sequence.state is SequenceState.RUNNING and self._grow(sequence, 1, step):
                 self._enter(step, sequence, 1)
                 budget -= 1
@@ -279,8 +291,8 @@ class Scheduler:
         """Prefills need the rest of their prompts, decodes a block each."""
         return max(1, self.blocks.num_missing_blocks(sequence, sequence.num_tokens))
 
-    def _schedule_prefills(self, step: Step, budget: int) -> None:
-        running = deque(s for s in self._running if not s.is_decoding and not s.has_all_tokens)
+    def _schedule_prefills(self, step: Step, budget: int, running: deque[Sequence]) -> None:
+        """`running`: sequences that prefill already; they and admitted ones share `budget`."""
         halved: ScheduledSequence | None = None
         num_preemptions = len(self.preemptions)
         while budget > 0 and (sequence := self._next_prefill(running, step)) is not None:
@@ -324,7 +336,8 @@ class Scheduler:
                 return self._next_prefill(running, step)
         while running:
             sequence = running.popleft()
-            if sequence.state is SequenceState.RUNNING:  # else a more urgent one of this step took its blocks
+            # Else a more urgent one of this step took its blocks, and it may have been admitted once more since.
+            if sequence.state is SequenceState.RUNNING and sequence not in self._admitted:
                 return sequence
         return self._next_prefill(running, step) if candidate is not None and not overtakes else None
 
@@ -384,6 +397,7 @@ class Scheduler:
         self._waiting.remove(sequence)
         self.blocks.attach(sequence, prefix)
         self._note_start(sequence)
+        self._admitted.add(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=urgency)
         if self._owed_blocks is not None:

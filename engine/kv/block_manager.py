@@ -244,7 +244,9 @@ class BlockManager:
         return max(0, -(-num_tokens // self.block_size) - len(sequence.block_table))
 
     def _shared_tail(self, sequence: Sequence) -> int | None:
-        """Logical index of the partly written block when another sequence names it too."""
+        """Logical index of the partly written block when another sequence names it too: only choices share one."""
+        if sequence.request.params.n == 1:
+            return None
         logical, filled = divmod(sequence.num_computed_tokens, self.block_size)
         if filled and self.pool.ref_count(sequence.block_table[logical]) > 1:
             return logical
