@@ -79,8 +79,9 @@ def correct(check: Check) -> Rows:
 
     def hold(what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
         got = got.detach().cpu().double()
-        if got.isnan().any() and not wanted.isnan().any():
-            raise AssertionError(f"{what}: {int(got.isnan().sum())} numbers were not written")
+        for whose, numbers in (("its", got), ("the reference's", wanted)):
+            if numbers.isnan().any():
+                raise AssertionError(f"{what}: {int(numbers.isnan().sum())} of {whose} numbers are NaN")
         difference = float(((got - wanted.double()).abs() / (1 + wanted.double().abs())).max())
         if difference > TOLERANCE:
             raise AssertionError(f"{what}: differs by {difference:.3g} from the reference, {TOLERANCE} are allowed")
@@ -110,7 +111,8 @@ def correct(check: Check) -> Rows:
                     reference.packed_linear(x[:num_rows], packed, None),
                 )
         for form in FORMS:
-            inputs = make_inputs([(1, 70), (1, 3), (20, 33), (9, 9)], form, dtype, generator)
+            # The first is so long that it is cut over programs and merged.
+            inputs = make_inputs([(1, 700), (1, 3), (20, 33), (9, 9)], form, dtype, generator)
             moved = inputs.to(check.device)
             kernels.rope_and_write_kv(
                 moved.query, moved.key, moved.value, moved.cos, moved.sin, moved.kv_layer, moved.slot_mapping

@@ -100,7 +100,7 @@ class DaemonConfig:
     )
     async_scheduling: str = setting(
         "auto",
-        "Form the next step while the device computes one; auto does on a GPU.",
+        "Form the next step while the device computes one, without guesses; auto does on a GPU.",
         choices=("auto", "on", "off"),
     )
     enforce_eager: bool = setting(False, "Launch each kernel of a step by itself, without CUDA graphs.")

@@ -60,7 +60,8 @@ def build_batch(
 ) -> Batch:
     """The step's tokens, flattened: sequences with one token first. `logits_rows` is in the order of `scheduled`.
 
-    In place of a `PENDING` token is −1 − row, the row that `drawn_rows` has for the sequence.
+    In place of a `PENDING` token is −1 − row, the row that `drawn_rows` has for the sequence; `KeyError` for one that
+    it does not have.
     """
     ordered = sorted(scheduled, key=lambda item: item.num_scheduled_tokens != 1)  # stable
     starts = np.array([item.start for item in ordered], dtype=np.int64)
@@ -80,9 +81,8 @@ def build_batch(
     tokens = np.fromiter(
         itertools.chain.from_iterable(item.token_ids for item in ordered), dtype=np.int64, count=int(query_starts[-1])
     )
-    if drawn_rows:
-        for row in np.flatnonzero(tokens == PENDING).tolist():
-            tokens[row] = -1 - drawn_rows[ordered[owners[row]].sequence]
+    for row in np.flatnonzero(tokens == PENDING).tolist():
+        tokens[row] = -1 - (drawn_rows or {})[ordered[owners[row]].sequence]
     end_rows = {id(item): row for item, row in zip(ordered, query_starts[1:].tolist(), strict=True)}
     logits_rows = [
         row

@@ -68,7 +68,7 @@ def create_engine(
             enable_prefix_caching=config.enable_prefix_caching,
             scheduling_policy=config.scheduling_policy,
             ageing_s_per_point=config.ageing_s_per_point,
-            num_speculative_tokens=config.num_speculative_tokens,
+            num_speculative_tokens=0 if runner.runs_ahead else config.num_speculative_tokens,
         ),
         blocks,
     )
@@ -97,13 +97,18 @@ def create_runner(
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     kv_form = _kv_form(config.kv_cache_dtype, loaded)
     bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
-    max_logits_rows = min(budget, config.max_num_seqs * (1 + config.num_speculative_tokens))
+    runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
+    # A guess needs the tokens before it, which a step that runs ahead does not know yet.
+    num_guesses = 0 if runs_ahead else config.num_speculative_tokens
+    max_logits_rows = min(budget, config.max_num_seqs * (1 + num_guesses))
     reserve_bytes = model.activation_bytes(budget, max_logits_rows, max_model_len, kv_form)
     reserve_bytes += drawn_together(max_logits_rows) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
     uses_graphs = backend.can_be_captured and model.can_be_captured and not config.enforce_eager
     if uses_graphs:
         reserve_bytes += graph_bytes(model, config.max_num_seqs, max_model_len, kv_form, config.block_size)
 
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what packing the weights took would count as used
     if config.num_blocks is None:
         pool = size_pool(
             free_bytes=free_bytes(device),
@@ -120,9 +125,8 @@ def create_runner(
     num_blocks = pool.num_blocks + uses_graphs  # one that belongs to nobody
     storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device)
 
-    runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
     runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead)
-    if uses_graphs:
+    if backend.can_be_captured and model.can_be_captured:
         progress(0.9, "compiling kernels")
         model.compile_kernels(kv_form, config.block_size, budget, max_model_len)
     progress(0.9, "warming up")

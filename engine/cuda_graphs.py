@@ -24,7 +24,7 @@ from pagedd.kernels.kv_form import KVForm
 
 log = logging.getLogger(__name__)
 
-# Above 2 sequences padding wastes less than half of a step; each graph costs about a MiB and a tenth of a second.
+# Above 2 sequences padding wastes less than half of a step; each further rung costs memory and time at the start.
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 Replay = Callable[[], torch.Tensor]
@@ -110,13 +110,16 @@ def ladder(max_num_seqs: int) -> list[int]:
 
 
 def graph_bytes(model: Model, max_num_seqs: int, max_model_len: int, kv_form: KVForm, block_size: int) -> int:
-    """Upper bound on what inputs and graphs hold: the activations of the largest rung, which the smaller ones share.
+    """Upper bound on what inputs and graphs hold.
 
-    And of each graph its kernels' arguments, about a MiB of the driver's.
+    The activations of the largest rung, which the smaller ones share; each rung's own logits; and for each graph some
+    MiB of the driver's.
     """
     sizes = ladder(max_num_seqs)
     block_tables = sizes[-1] * -(-max_model_len // block_size) * 4
-    return model.activation_bytes(sizes[-1], sizes[-1], max_model_len, kv_form) + block_tables + len(sizes) * (1 << 20)
+    logits = sum(model.activation_bytes(0, size, max_model_len, kv_form) for size in sizes)
+    activations = model.activation_bytes(sizes[-1], 0, max_model_len, kv_form)
+    return activations + logits + block_tables + len(sizes) * (4 << 20)
 
 
 def capture_on_gpu() -> Capture:

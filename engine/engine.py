@@ -8,6 +8,7 @@ Knows no sockets and no text; the loop that calls `step` is `daemon/engine_proce
 
 import logging
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,6 +43,7 @@ class Engine:
         self._seconds = {"schedule": 0.0, "commit": 0.0}
         self._last_step = Step(number=0)
         self._launched: deque[tuple[Step, LaunchedStep]] = deque()  # at most one between two calls of `step`
+        self._preemptions: list[Preemption] = []
         self._num_barren_steps = 0
         self._next_integrity_check_s = 0.0
         self._integrity_alarms = 0
@@ -64,6 +66,7 @@ class Engine:
 
     def step(self) -> list[SequenceOutput]:
         """Computes one batch and returns what it did for each sequence that drew a token or ended."""
+        self._preemptions = []
         if not self._runner.runs_ahead:
             step = self._schedule()
             return self._finish(step, lambda: self._runner.run(step)) if step.scheduled else []
@@ -72,15 +75,15 @@ class Engine:
         if not self._launched:
             return []
         step, launched = self._launched.popleft()
-        if self._scheduler.can_run_ahead(step):
+        if not launched.has_failed and self._scheduler.can_run_ahead(step):
             self._scheduler.assume(step)
             self._launch(self._schedule())
         return self._finish(step, launched.result)
 
     @property
     def preemptions(self) -> list[Preemption]:
-        """Who lost seat and blocks in the last step."""
-        return self._scheduler.preemptions
+        """Who lost seat and blocks in the last call of `step`."""
+        return self._preemptions
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment; see `stats.py`. O(running sequences)."""
@@ -173,6 +176,7 @@ class Engine:
     def _schedule(self) -> Step:
         started = time.perf_counter()
         self._last_step = self._scheduler.schedule()
+        self._preemptions += self._scheduler.preemptions
         self._seconds["schedule"] += time.perf_counter() - started
         return self._last_step
 
@@ -186,14 +190,18 @@ class Engine:
             sampled = result()
         except Exception as error:
             log.exception("step %d failed; its %d sequences are tried one by one", step.number, len(step.scheduled))
-            self._give_up_launched(step)
-            self._runner.check_device()
-            if _is_out_of_memory(error):
-                self._scheduler.budget.shrink(step.num_scheduled_tokens)
-                log.warning("steps hold at most %d tokens for a while", self._scheduler.budget.tokens)
-            return self._run_one_by_one(step)
-        self._num_barren_steps = 0
-        return self._commit(step, sampled)
+            ran_out = _is_out_of_memory(error)
+            # Its frames hold what the step had computed: memory that the next try may need.
+            traceback.clear_frames(error.__traceback__)
+        else:
+            self._num_barren_steps = 0
+            return self._commit(step, sampled)
+        self._give_up_launched(step)
+        self._runner.check_device()
+        if ran_out and step.num_scheduled_tokens > len(step.scheduled):  # chunks, which can be smaller
+            self._scheduler.budget.shrink(step.num_scheduled_tokens)
+            log.warning("steps hold at most %d tokens for a while", self._scheduler.budget.tokens)
+        return self._run_one_by_one(step)
 
     def _give_up_launched(self, failed: Step) -> None:
         """Nothing that was formed on the results of `failed` counts: its sequences are scheduled again."""
@@ -241,13 +249,14 @@ class Engine:
 
     def _run_in_pieces(self, alone: Step) -> list[Sampled]:
         """One sequence's chunk; when it needs more memory than there is, as two halves one after the other."""
+        (item,) = alone.scheduled
+        half = (item.num_scheduled_tokens - len(item.draft_token_ids)) // 2
         try:
             return self._runner.run(alone)
         except Exception as error:
-            (item,) = alone.scheduled
-            half = (item.num_scheduled_tokens - len(item.draft_token_ids)) // 2
             if half < LEAST_PIECE_TOKENS or not _is_out_of_memory(error):
                 raise
+            traceback.clear_frames(error.__traceback__)
         log.warning("request %s goes on in halves of its chunk", item.sequence.request.request_id)
         rest = item.num_scheduled_tokens - half
         first = ScheduledSequence(item.sequence, item.start, half)
@@ -259,10 +268,11 @@ class Engine:
 def _is_out_of_memory(error: Exception) -> bool:
     # torch raises its own subclass of RuntimeError, which must not be imported here; a CPU raises MemoryError or a
     # RuntimeError that names its allocator.
+    texts = ("can't allocate memory", "out of memory", "ALLOC_FAILED")  # of a CPU's allocator, CUDA, cuBLAS
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
+        or (isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
     )
 
 

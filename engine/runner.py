@@ -121,12 +121,15 @@ class ModelRunner(Runner):
 class LaunchedDraws:
     """A step whose tokens are on their way from the device."""
 
+    has_failed = False
+
     def __init__(self, draws: list[Draw], device: torch.device, seconds: dict[str, float]) -> None:
         self._draws = draws
         self._seconds = seconds
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Blocking: whoever waits for it sleeps, where it would otherwise take a core.
+            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(device))
 
     def result(self) -> list[Sampled]:
@@ -139,6 +142,8 @@ class LaunchedDraws:
 
 class FailedLaunch:
     """A step that could not be launched."""
+
+    has_failed = True
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -123,19 +123,20 @@ class Seats:
 
         Nobody overtakes one that could not be admitted, but those that have seats go on.
         """
-        candidate = self._waiting.peek()
-        overtakes = candidate is not None and (not running or urgency(candidate) < urgency(running[0]))
-        if candidate is not None and overtakes:
-            if self._admit(candidate, step):
-                return candidate
-            if candidate not in self._waiting:  # it waits for a prefix, and nobody for it
-                return self.next_prefill(running, step)
-        while running:
-            sequence = running.popleft()
-            # Else a more urgent one of this step took its blocks, and it may have been admitted once more since.
-            if sequence.state is SequenceState.RUNNING and sequence not in self._admitted:
-                return sequence
-        return self.next_prefill(running, step) if candidate is not None and not overtakes else None
+        is_refused = False
+        while True:
+            candidate = None if is_refused else self._waiting.peek()
+            if candidate is not None and (not running or urgency(candidate) < urgency(running[0])):
+                if self._admit(candidate, step):
+                    return candidate
+                is_refused = candidate in self._waiting  # else it waits for a prefix, and nobody for it
+            elif running:
+                sequence = running.popleft()
+                # Else a more urgent one of this step took its blocks, and it may have been admitted once more since.
+                if sequence.state is SequenceState.RUNNING and sequence not in self._admitted:
+                    return sequence
+            else:
+                return None
 
     def is_shorter_next(self, running: deque[Sequence], sequence: Sequence) -> bool:
         candidates = [s for s in (running[0] if running else None, self._waiting.peek()) if s is not None]

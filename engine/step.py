@@ -66,6 +66,11 @@ class Sampled:
 class LaunchedStep(Protocol):
     """A step on its way through the device."""
 
+    @property
+    def has_failed(self) -> bool:
+        """It could not be launched, and nothing may be launched on top of it. A fault on the device shows later."""
+        ...
+
     def result(self) -> list[Sampled]:
         """Waits; what `Runner.run` returns. Raises what the launch or the device failed with."""
         ...

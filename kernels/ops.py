@@ -62,6 +62,7 @@ class BackendChoice:
 
     Attributes:
         can_be_captured: it never waits for the device, so its launches can become a CUDA graph.
+        gathers_kv: attention needs room for a copy of the keys and values that it reads.
         keeps_weights_packed: `packed_linear` reads 4 or 8 bits a number, so it pays to leave them as they are.
     """
 
@@ -69,6 +70,7 @@ class BackendChoice:
     reason: str
     can_be_captured: bool = False
     keeps_weights_packed: bool = False
+    gathers_kv: bool = True
 
 
 _MODULES = {
@@ -102,7 +104,11 @@ def select_backend(device: torch.device) -> BackendChoice:
     _active = cast(Backend, module)
     is_triton = name == "triton"
     return BackendChoice(
-        name, reason, can_be_captured=is_triton and device.type == "cuda", keeps_weights_packed=is_triton
+        name,
+        reason,
+        can_be_captured=is_triton and device.type == "cuda",
+        keeps_weights_packed=is_triton,
+        gathers_kv=not is_triton,
     )
 
 

@@ -22,7 +22,7 @@ def keep_best(logits: torch.Tensor, weights: torch.Tensor, limits: torch.Tensor,
 
 
 def _cutoff(
-    keys: torch.Tensor,  # [num_rows, vocab_size] int64, see _rank_keys
+    keys: torch.Tensor,  # [num_rows, vocab_size] int64, see rank_keys
     weights: torch.Tensor,  # [num_rows, vocab_size] int64
     limit: torch.Tensor,  # [num_rows, 1] int64, most tokens to keep
     share: torch.Tensor,  # [num_rows, 1] float64, least share of their weight to keep

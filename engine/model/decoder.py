@@ -93,12 +93,18 @@ class Decoder:
         progress: Callable[[float, str], None],
         *,
         keeps_packed: bool = False,
+        gathers_kv: bool = True,
     ) -> None:
-        """`keeps_packed`: matrices that the checkpoint quantizes stay so, else they are dequantized on the way in."""
+        """
+        Args:
+            keeps_packed: matrices that the checkpoint quantizes stay so, else they are dequantized on the way in.
+            gathers_kv: attention copies keys and values together before it multiplies them.
+        """
         self.kv_forms = frozenset(FORMS)
         self.own_kernels: str | None = None
         self.can_be_captured = True
         self._config = config
+        self._gathers_kv = gathers_kv
         self._scale = config.head_dim**-0.5
         weights = CheckedWeights(checkpoint, dtype, device)
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
@@ -117,7 +123,8 @@ class Decoder:
         )
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, device)
         linears = [part for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        self._packed_bits = {part.bits for part in linears if isinstance(part, QuantizedLinear)}
+        products = (*linears, self._head)
+        self._packed_bits = {part.bits for part in products if isinstance(part, QuantizedLinear)}
         self.has_quantized_weights = bool(self._packed_bits)
         self.weight_bytes = self._embedding.nbytes + self._head.num_bytes + sum(part.num_bytes for part in linears)
 
@@ -178,7 +185,8 @@ class Decoder:
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         per_token = 4 * config.hidden_size + 3 * qkv_size + 4 * config.intermediate_size
         item = self._embedding.element_size()
-        gathered = max(max_context_len, MAX_GATHERED_SLOTS) * config.num_kv_heads * config.head_dim
+        num_gathered = max(max_context_len, MAX_GATHERED_SLOTS) if self._gathers_kv else 0
+        gathered = num_gathered * config.num_kv_heads * config.head_dim
         logits = 2 * num_rows * config.vocab_size * torch.float32.itemsize
         return num_tokens * per_token * item + gathered * kv_form.gathered_bytes(item) + logits
 

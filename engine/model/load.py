@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHORT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-LEAST_CAPABILITY = (7, 5)  # Turing: the oldest for which Triton makes matrix instructions of every kernel here
+LEAST_CAPABILITY = (7, 5)  # Turing: the oldest that all kernels compile for; without matrix instructions, so slowly
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -156,7 +156,9 @@ def _make_decoder(
     keeps_packed = backend.keeps_weights_packed and settings.weight_dtype == "auto" and settings.dtype != "float32"
     level = logging.WARNING if device.type == "cpu" else logging.INFO
     log.log(level, "the decoder runs kernel by kernel, because %s", obstacle)
-    decoder = Decoder(config, checkpoint, dtype, device, progress, keeps_packed=keeps_packed)
+    decoder = Decoder(
+        config, checkpoint, dtype, device, progress, keeps_packed=keeps_packed, gathers_kv=backend.gathers_kv
+    )
     packed = ", as the file quantizes them" if decoder.has_quantized_weights else ""
     log.info("weights: %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
     return decoder
@@ -199,10 +201,16 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_device(device: torch.device) -> None:
-    """Raises `EngineError`: `device_unavailable` when it does not compute, `unsupported_device` when it is too old."""
+    """Makes `device` the current one.
+
+    Raises:
+        EngineError: `device_unavailable` when it does not compute, `unsupported_device` when it is too old.
+    """
     if device.type != "cuda":
         return
     try:
+        # Triton launches on the current device, and graphs are captured there.
+        torch.cuda.set_device(device)
         capability = torch.cuda.get_device_capability(device)
         torch.zeros(1, device=device).item()
     except RuntimeError as error:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pagedd.bench.gpu_check import missed_targets
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -42,6 +44,18 @@ def test_parts_are_chosen_by_name_and_a_wrong_one_is_refused(tmp_path) -> None:
     refused = run("--tiny", "speed", folder=tmp_path)
     assert refused.returncode == 2
     assert "no such part: speed; there are correct, ceilings" in refused.stderr
+
+
+def test_a_missed_target_is_named_with_both_numbers() -> None:
+    rows = [
+        {"what": "decode.bf16", "value": 4000.0, "share": 0.7},
+        {"what": "prefill.bf16", "value": 900.0, "share": 0.6},
+        {"what": "times transformers, batch 1", "value": 1.5, "share": None},
+    ]
+    assert missed_targets(rows) == [
+        "decode.bf16 is 0.7, 0.8 wanted",
+        "times transformers, batch 1 is 1.5, 2.0 wanted",
+    ]
 
 
 def test_a_machine_without_a_card_is_told_so(tmp_path) -> None:

@@ -31,6 +31,14 @@ def test_a_shared_prefix_is_computed_once_whenever_the_others_arrive(bench, num_
     assert b.runner.num_computed == len(SHARED) + 32 * (3 + 3)
 
 
+def test_thousands_that_begin_alike_may_arrive_at_once(bench) -> None:
+    b = bench(num_blocks=200, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=100)
+    for i in range(5000):
+        b.add(str(i), [*SHARED, i % 47], max_tokens=1)
+    b.step()
+    assert b.scheduler.num_waiting == 4999
+
+
 def test_who_waits_holds_no_seat_and_lets_others_pass(bench) -> None:
     b = bench(num_blocks=60, max_num_seqs=2, max_num_batched_tokens=80, max_model_len=100)
     asked = prompts(3) | {"other": [1, 2, 3]}

@@ -1,11 +1,16 @@
 """A step as tensors, and the order of what is drawn."""
 
+import weakref
+
 import pytest
 import torch
 
 from pagedd.engine.batch import build_batch
+from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.draw import Draw
+from pagedd.engine.engine import Engine
 from pagedd.engine.errors import DeviceLostError
+from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import ModelConfig
 from pagedd.engine.request import Request
@@ -15,6 +20,7 @@ from pagedd.engine.runner import (
     ModelRunner,
 )
 from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.sequence import PENDING, Sequence
 from pagedd.engine.step import ScheduledSequence, Step
 from pagedd.kernels.kv_form import FORMS
@@ -172,6 +178,37 @@ def test_a_token_that_is_still_on_its_way_is_taken_from_the_device(storage) -> N
     ahead = runner.launch(Step(1, scheduled))
     assert [draw.token_id for draw in launched.result()] == [30, 40]
     assert [draw.token_id for draw in ahead.result()] == [40, 6, 30]
+
+
+def test_a_token_on_its_way_that_nobody_draws_is_a_fault_and_not_an_id(storage) -> None:
+    runner = ModelRunner(TokenModel(), storage, GreedySampler(), CPU, runs_ahead=True)
+    stray = sequence([1, 2], [0])
+    stray.token_ids.append(PENDING)
+    launched = runner.launch(Step(0, [ScheduledSequence(stray, 2, 1, [stray])]))
+    assert launched.has_failed
+    with pytest.raises(KeyError):
+        launched.result()
+
+
+def test_what_a_failed_step_had_computed_is_let_go_before_it_is_tried_again(runner) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    seen: list[bool] = []
+
+    def forward(batch, kv) -> torch.Tensor:
+        activations = torch.zeros(3)
+        seen.append(any(reference() is not None for reference in held))
+        held.append(weakref.ref(activations))
+        if len(held) == 1:
+            raise MemoryError
+        return torch.nn.functional.one_hot(batch.token_ids[batch.logits_rows], 50).float()
+
+    runner._model.forward = forward
+    config = SchedulerConfig(block_size=4, num_blocks=8, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=32)
+    engine = Engine(runner, Scheduler(config, BlockManager(8, 4)))
+    engine.add(Request(request_id="a", prompt_token_ids=[1, 2, 3], params=SamplingParams(max_tokens=1)))
+    outputs = engine.step()
+    assert outputs[0].error_code is None
+    assert seen == [False, False]
 
 
 def test_a_fault_at_the_launch_is_told_by_the_result(runner) -> None:

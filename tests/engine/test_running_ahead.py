@@ -25,6 +25,7 @@ class Launched:
     copies: list[tuple[int, int]]
     sampled: list[Sampled] | None = None
     fault: Exception | None = None
+    has_failed: bool = False
 
     def result(self) -> list[Sampled]:
         self.device.compute_until(self)
@@ -55,6 +56,7 @@ class LateRunner(TokenRunner):
         launched = Launched(self, [self._told(item) for item in step.scheduled], list(step.block_copies))
         step.block_copies.clear()
         launched.fault = self.launch_faults.pop() if self.launch_faults else None
+        launched.has_failed = launched.fault is not None
         self.on_its_way.append(launched)
         self.most_on_its_way = max(self.most_on_its_way, len(self.on_its_way))
         return launched
@@ -66,6 +68,8 @@ class LateRunner(TokenRunner):
                 launched.fault = self.result_faults.pop()
             if launched.fault is None:
                 launched.sampled = self._compute(launched)
+            else:
+                self._drawn = {}
 
     @staticmethod
     def _told(item: ScheduledSequence) -> tuple[Sequence, int, list[int], list[int], list[int]]:
@@ -195,6 +199,18 @@ def test_an_urgent_arrival_gets_its_blocks_once_the_step_on_its_way_is_back() ->
     ahead.drain()
     assert list(ahead.reasons) == ["urgent", "slow"]
     assert ahead.tokens == {"urgent": until_stop([4, 5, 6], 2), "slow": until_stop([1, 2, 3], 8)}
+
+
+def test_a_preemption_is_told_though_the_step_after_it_is_formed_in_the_same_call() -> None:
+    ahead = Ahead(num_blocks=8, max_num_seqs=1)
+    ahead.add("slow", [1, 2, 3], max_tokens=8, priority=-100)
+    ahead.step()
+    ahead.add("urgent", [4, 5, 6], max_tokens=4, priority=100)
+    told = []
+    while ahead.engine.has_work:
+        ahead.step()
+        told += ahead.engine.preemptions
+    assert [(preemption.request_id, preemption.by_request_id) for preemption in told] == [("slow", "urgent")]
 
 
 def test_what_depends_on_the_tokens_themselves_waits_for_them() -> None:

@@ -139,12 +139,15 @@ def test_a_card_that_does_not_compute_is_unavailable(monkeypatch) -> None:
     def capability(device: torch.device) -> tuple[int, int]:
         raise RuntimeError("CUDA error: unknown error\nCompile with …")
 
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     with pytest.raises(EngineError, match=r"device_unavailable: cuda:0 answers with: CUDA error: unknown error; look"):
         check_device(GPU)
 
 
 def test_a_card_that_is_too_old_is_refused_with_both_numbers(monkeypatch) -> None:
+    made_current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", made_current.append)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch, "zeros", lambda *size, device: torch.ones(1))
     with pytest.raises(EngineError, match=r"unsupported_device: cuda:0 has compute capability 7\.0, 7\.5 is needed"):
@@ -152,6 +155,7 @@ def test_a_card_that_is_too_old_is_refused_with_both_numbers(monkeypatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     check_device(GPU)
     check_device(CPU)
+    assert made_current == [GPU, GPU], "kernels are launched on the current device"
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_the_count(monkeypatch) -> None:
