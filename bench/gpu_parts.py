@@ -12,8 +12,8 @@ from pagedd.bench import gpu_model
 from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, random_weight
 from pagedd.bench.report import Cell
 from pagedd.kernels import reference
-from pagedd.kernels import triton as kernels
 from pagedd.kernels.kv_form import FORMS
+from pagedd.kernels.triton import backend as kernels
 
 Rows = list[dict[str, Cell]]
 

@@ -76,7 +76,7 @@ class BackendChoice:
 _MODULES = {
     "reference": "pagedd.kernels.reference",
     "torch": "pagedd.kernels.torch_ops",
-    "triton": "pagedd.kernels.triton",
+    "triton": "pagedd.kernels.triton.backend",
 }
 _active: Backend = torch_ops
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagedd.kernels import ops, reference, torch_ops
-from pagedd.kernels import triton as triton_ops
+from pagedd.kernels.triton import backend as triton_ops
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def test_an_unknown_backend_is_refused_with_the_names_of_the_known_ones(monkeypa
 def test_a_gpu_gets_triton_which_can_be_captured_and_torch_where_triton_is_missing(monkeypatch) -> None:
     choice = ops.select_backend(torch.device("cuda", 0))
     assert (choice.name, choice.can_be_captured) == ("triton", True)
-    monkeypatch.setitem(sys.modules, "pagedd.kernels.triton", None)
+    monkeypatch.setitem(sys.modules, "pagedd.kernels.triton.backend", None)
     choice = ops.select_backend(torch.device("cuda", 0))
     assert (choice.name, choice.can_be_captured) == ("torch", False)
     assert choice.reason.startswith("Triton's kernels cannot be imported")
