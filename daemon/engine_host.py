@@ -335,7 +335,7 @@ class EngineHost:
         """When both are there, the engine process and the order to load."""
         if self._has_said_hello and self._config is not None and self._socket is not None:
             self._enter(EngineState.LOADING, "libraries")
-            config = replace(self._config, device="cpu") if self.has_fallen_back else self._config
+            config = on_the_cpu(self._config) if self.has_fallen_back else self._config
             self._socket.send(Start(config=config))
 
     def _ready_socket(self) -> EngineSocket:
@@ -379,6 +379,20 @@ class EngineHost:
         if not self._has_said_hello:
             log.error("the engine process said nothing for %d s; it is ended", _HELLO_TIMEOUT_S)
             self._kill()
+
+
+def on_the_cpu(config: EngineConfig) -> EngineConfig:
+    """The same on a CPU; what was meant for a card's memory and arithmetic is chosen anew."""
+    return replace(
+        config,
+        device="cpu",
+        dtype="auto",
+        kv_cache_dtype="auto",
+        num_blocks=None,
+        gpu_memory_utilization=None,
+        max_num_batched_tokens=None,
+        async_scheduling="auto",
+    )
 
 
 def _how_it_ended(status: int) -> str:

@@ -4,7 +4,8 @@ Owns the rules and their clock; `engine_host.py` starts processes by them. Befor
 an answer, so loading is given up after a few tries. Afterwards it must come back by itself, however long that takes.
 
 A device may be away for a while: its driver starts late, or it is lost and comes back after a suspend. It gets
-`DEVICE_PATIENCE_S`; then, where that is configured, the CPU serves in its place until the daemon is started again.
+`DEVICE_PATIENCE_S`; then, where that is configured, the CPU serves in its place until the daemon is started again. In
+place of a device that can never serve it does so at once.
 """
 
 import time
@@ -57,10 +58,14 @@ class RestartPolicy:
 
     def after_failed_load(self, code: str | None) -> float | None:
         """Seconds to wait before the next try; `None`: another would end the same way. `code` says how it failed."""
-        if code in _PERMANENT_CODES:
-            return None
         if code == "device_unavailable":
             return self._after_absence()
+        self._device_away_since_s = None
+        if code == "unsupported_device" and self._can_fall_back and not self.has_fallen_back:
+            self.has_fallen_back = True
+            return 0.0
+        if code in _PERMANENT_CODES:
+            return None
         self._num_failed_loads += 1
         if not self._has_served and self._num_failed_loads >= MAX_FAILED_LOADS:
             return None

@@ -195,6 +195,7 @@ class Engine:
             traceback.clear_frames(error.__traceback__)
         else:
             self._num_barren_steps = 0
+            self._scheduler.budget.note_step()
             return self._commit(step, sampled)
         self._give_up_launched(step)
         self._runner.check_device()

@@ -297,14 +297,15 @@ class Scheduler:
             sequence.num_computed_tokens = end
             self.blocks.index_full_blocks(sequence)
             drawn = [(sampler, next(draws)) for sampler in item.samplers]
+            # Choices may have been aborted since the step was launched.
+            drawn = [(sampler, draw) for sampler, draw in drawn if sampler.state is not SequenceState.FINISHED]
             if drawn and end == sequence.num_prompt_tokens:
                 self.counters.prompt_tokens += sequence.num_prompt_tokens
-                self._fork(sequence, [sampler for sampler, _ in drawn[1:]])
+                self._fork(sequence, [sampler for sampler, _ in drawn if sampler is not sequence])
             if drawn:
                 self._seats.has_computed_prompt(sequence)
             outputs += [self._take_token(sampler, draw) for sampler, draw in drawn]
         self.blocks.step_finished(step.number)
-        self.budget.note_step()
         return outputs
 
     def _verify(self, item: ScheduledSequence, draws: list[Sampled]) -> SequenceOutput:

@@ -93,6 +93,8 @@ class Seats:
         sequence.priority, sequence.due_s = priority, due
         if sequence in self._waiting:
             self._waiting.push(sequence)
+        if sequence in self._awaiting:
+            self._lend()
         self.running.sort(key=urgency)
 
     # --- a step is formed ---------------------------------------------------------------------------------------------
@@ -200,10 +202,7 @@ class Seats:
         """Leaves the queue until `writer` has computed its blocks up to `end_block`, as urgently as `sequence` is."""
         self._waiting.remove(sequence)
         self._awaiting[sequence] = (writer, end_block)
-        if urgency(sequence) < urgency(writer):
-            self._lent.setdefault(writer, (writer.priority, writer.due_s))
-            writer.priority, writer.due_s = max(writer.priority, sequence.priority), sequence.due_s
-            self.running.sort(key=urgency)
+        self._lend()
 
     def _wake(self) -> None:
         """Back into the queue go those whose blocks are there, or will not come; and lent urgency to who lent it."""
@@ -211,12 +210,22 @@ class Seats:
             if writer.state is not SequenceState.RUNNING or writer.num_indexed_blocks >= end_block:
                 del self._awaiting[sequence]
                 self._waiting.push(sequence)
-        awaited = {writer for writer, _ in self._awaiting.values()}
-        for writer in self._lent.keys() - awaited:
-            writer.priority, writer.due_s = self._lent.pop(writer)
+        if self._lent:
+            self._lend()
+
+    def _lend(self) -> None:
+        """Those who are waited for become as urgent as the most urgent who waits; nobody else but by itself."""
+        for writer, (priority, due) in self._lent.items():
+            writer.priority, writer.due_s = priority, due
+        own, self._lent = self._lent, {}
+        for sequence, (writer, _) in self._awaiting.items():
+            if urgency(sequence) < urgency(writer):
+                self._lent.setdefault(writer, (writer.priority, writer.due_s))
+                writer.priority, writer.due_s = max(writer.priority, sequence.priority), sequence.due_s
+        for writer in own:
             if writer in self._waiting:
                 self._waiting.push(writer)
-            self.running.sort(key=urgency)
+        self.running.sort(key=urgency)
 
     def _victims_for(self, sequence: Sequence, num_seats: int, num_blocks: int) -> list[Sequence] | None:
         """The least urgent running sequences whose end would make room; `None` when even all of them would not."""

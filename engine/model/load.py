@@ -180,7 +180,11 @@ def choose_device(name: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
         if _has_nvidia_card():
-            log.warning("this machine has an NVIDIA GPU, but torch cannot use it: the CPU serves")
+            if torch.version.cuda is not None:  # its driver may start later than this, or it is lost for a while
+                raise EngineError(
+                    "device_unavailable", "torch cannot use this machine's GPU; look at the driver, or use cpu"
+                )
+            log.warning("this machine has an NVIDIA GPU, but this torch is built without CUDA: the CPU serves")
         return torch.device("cpu")
     try:
         device = torch.device(name)
@@ -190,7 +194,11 @@ def choose_device(name: str) -> torch.device:
         raise EngineError("invalid_setting", f"device {name!r}; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         if torch.version.cuda is None:
-            raise EngineError("invalid_setting", f"device {name!r}, but this torch is built without CUDA; use cpu")
+            raise EngineError(
+                "unsupported_device",
+                f"device {name!r}, but this torch is built without CUDA; "
+                "with a driver there, make the environment anew (make clean, make run), or use cpu",
+            )
         count = torch.cuda.device_count()
         if not count:  # its driver may start later than this
             raise EngineError("device_unavailable", f"device {name!r}, but torch sees no GPU; look at the driver")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.engine_host import EngineHost, EngineState, on_the_cpu
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.request import Preemption, Request, SequenceOutput
@@ -278,6 +278,13 @@ async def test_where_the_device_stays_away_the_cpu_serves_and_it_is_said(
     assert "the CPU serves in its place until the daemon is started again" in caplog.text
     engine.host.submit(request("a", 5))
     await until(lambda: engine.tokens_of("a") == [6, 7, 8])
+
+
+def test_what_was_meant_for_a_card_does_not_bind_the_cpu() -> None:
+    config = EngineConfig(
+        model="m", device="cuda:1", kv_cache_dtype="fp16", gpu_memory_utilization=0.95, max_num_seqs=7
+    )
+    assert on_the_cpu(config) == EngineConfig(model="m", device="cpu", max_num_seqs=7)
 
 
 async def test_a_load_that_fails_once_is_tried_again(start_host: StartHost, tmp_path: Path) -> None:

@@ -80,6 +80,24 @@ def test_the_cpu_takes_over_only_after_the_patience_and_only_where_it_may(clock:
     assert clock.now - started >= DEVICE_PATIENCE_S
 
 
+def test_a_device_that_can_never_serve_is_replaced_at_once_where_that_is_configured() -> None:
+    policy = RestartPolicy(can_fall_back=True)
+    assert policy.after_failed_load("unsupported_device") == 0.0
+    assert policy.has_fallen_back
+    assert policy.after_failed_load("unsupported_device") is None
+
+
+def test_a_device_that_was_there_meanwhile_has_not_been_away_all_the_time(clock: Clock) -> None:
+    policy = RestartPolicy(can_fall_back=True, clock=clock)
+    policy.after_serving(1)
+    policy.after_failed_load("device_unavailable")
+    clock.now += 5
+    policy.after_failed_load("internal")
+    clock.now += DEVICE_PATIENCE_S
+    policy.after_failed_load("device_unavailable")
+    assert not policy.has_fallen_back
+
+
 def test_an_absence_that_ended_does_not_count_towards_the_next(clock: Clock) -> None:
     policy = RestartPolicy(can_fall_back=True, clock=clock)
     absences(policy, clock, DEVICE_PATIENCE_S / 2)

@@ -64,6 +64,24 @@ def test_an_urgent_request_lends_its_urgency_to_who_computes_its_prefix(bench) -
     assert b.num_cached("high") == len(SHARED)
 
 
+def test_urgency_that_changes_while_it_waits_is_lent_as_it_is(bench) -> None:
+    b = bench(num_blocks=60, max_num_seqs=6, max_num_batched_tokens=8, max_model_len=100)
+    b.add("low", [*SHARED, 1, 2], priority=-50)
+    b.step()
+    (low,) = b.scheduler.running
+    b.add("high", [*SHARED, 3], priority=-40)
+    b.step()
+    assert low.priority == -40
+    b.scheduler.set_priority("high", 100)
+    assert low.priority == 100
+    b.scheduler.set_priority("high", -60)
+    assert low.priority == -50
+    b.scheduler.set_priority("high", 100)
+    b.scheduler.abort("high")
+    b.step()
+    assert low.priority == -50
+
+
 def test_lent_urgency_is_given_back(bench) -> None:
     b = bench(num_blocks=60, max_num_seqs=4, max_num_batched_tokens=8, max_model_len=100)
     b.add("low", [*SHARED, 1, 2], max_tokens=20, priority=-50)

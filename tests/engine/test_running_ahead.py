@@ -64,6 +64,9 @@ class LateRunner(TokenRunner):
     def compute_until(self, last: Launched) -> None:
         while last in self.on_its_way:
             launched = self.on_its_way.pop(0)
+            size = self.block_size
+            for source, target in launched.copies:
+                self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
             if self.result_faults:
                 launched.fault = self.result_faults.pop()
             if launched.fault is None:
@@ -78,8 +81,6 @@ class LateRunner(TokenRunner):
 
     def _compute(self, launched: Launched) -> list[Sampled]:
         size, sampled, drawn = self.block_size, [], {}
-        for source, target in launched.copies:
-            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         for sequence, start, token_ids, table, _ in launched.items:
             for i, token_id in enumerate(token_ids, start):
                 known = self._drawn[sequence] if token_id == PENDING else token_id
@@ -180,6 +181,19 @@ def test_an_aborted_sequences_blocks_come_back_when_its_step_has_finished() -> N
     ahead.step()
     assert pool.num_used == 0
     assert not ahead.engine.has_work
+
+
+def test_a_choice_may_be_aborted_while_the_step_that_forks_it_is_on_its_way() -> None:
+    ahead = Ahead(num_blocks=20)
+    ahead.add("a", [1, 2, 3, 4, 5, 6], max_tokens=3)
+    ahead.step()
+    ahead.add("x", [1, 2, 3], max_tokens=3, n=3)
+    ahead.step()  # x's prompt and the draws of its three choices are on their way
+    assert ahead.engine.abort("x", 1)
+    while ahead.engine.has_work:
+        ahead.engine.step()
+        ahead.engine.check_integrity()
+    assert ahead.bench.blocks.pool.num_used == 0
 
 
 def test_a_block_is_cached_only_when_the_step_that_fills_it_is_back() -> None:

@@ -106,7 +106,7 @@ def test_a_device_that_is_not_served_is_refused(name) -> None:
 
 def test_a_torch_without_cuda_is_said(monkeypatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(EngineError, match="invalid_setting: device 'cuda', but this torch is built without CUDA"):
+    with pytest.raises(EngineError, match="unsupported_device: device 'cuda', but this torch is built without CUDA"):
         choose_device("cuda")
 
 
@@ -128,8 +128,12 @@ def test_auto_says_so_when_it_leaves_a_gpu_unused(monkeypatch, caplog, tmp_path)
     assert not load_module._has_nvidia_card(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(load_module, "_has_nvidia_card", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", None)
     assert choose_device("auto") == CPU
-    assert "this machine has an NVIDIA GPU, but torch cannot use it" in caplog.text
+    assert "this machine has an NVIDIA GPU, but this torch is built without CUDA" in caplog.text
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(EngineError, match="device_unavailable: torch cannot use this machine's GPU"):
+        choose_device("auto")
 
 
 GPU = torch.device("cuda", 0)
