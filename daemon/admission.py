@@ -213,10 +213,7 @@ def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: En
     `max_token_bytes` is the length of the longest token; n characters are at least n / max_token_bytes tokens.
     Raises `PageddError("prompt_too_long")`.
     """
-    if isinstance(message, Chat):
-        num_chars, field_name = sum(len(turn.content) for turn in message.messages), "messages"
-    else:
-        num_chars, field_name = len(message.prompt or ""), "prompt"
+    num_chars, field_name = _num_chars(message), "messages" if isinstance(message, Chat) else "prompt"
     least = -(-num_chars // max_token_bytes)
     if least >= engine.max_model_len:
         raise PageddError(
@@ -227,6 +224,16 @@ def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: En
         )
 
 
+def least_tokens(message: Generate | Chat, max_token_bytes: int) -> int:
+    """The fewest tokens, prompt and output of all choices, that a message can come to need; before it is tokenized."""
+    if isinstance(message, Generate) and message.prompt_token_ids is not None:
+        num_prompt_tokens = len(message.prompt_token_ids)
+    else:
+        num_prompt_tokens = -(-_num_chars(message) // max_token_bytes)
+    sampling = message.sampling
+    return num_prompt_tokens + sampling.n * (sampling.max_tokens or max(1, sampling.min_tokens))
+
+
 def to_engine_request(
     message: Generate | Chat,
     request_id: str,
@@ -235,14 +242,18 @@ def to_engine_request(
     *,
     eos_token_ids: Sequence[int],
     cache_extras: tuple[tuple[str, str], ...],
+    quota_tokens: int | None = None,
 ) -> Request:
-    """The engine's form of a message that `check_message` let pass. Raises `PageddError` when it does not fit."""
+    """The engine's form of a message that `check_message` let pass. Raises `PageddError` when it does not fit.
+
+    `quota_tokens` are the most that its caller may ever have, which bounds `max_tokens` where it is not given.
+    """
     prompt_field = "messages" if isinstance(message, Chat) else "prompt"
     if isinstance(message, Generate) and message.prompt_token_ids is not None:
         prompt_field = "prompt_token_ids"
     if not prompt_token_ids:
         raise PageddError("empty_prompt", "the prompt has no token; give at least one", field=prompt_field)
-    max_tokens = _fitting_max_tokens(message, len(prompt_token_ids), engine, prompt_field)
+    max_tokens = _fitting_max_tokens(message, len(prompt_token_ids), engine, prompt_field, quota_tokens)
     # Length first: a long list is not walked only to be refused afterwards.
     check_vocabulary(prompt_field, prompt_token_ids, engine.vocab_size)
     sampling = message.sampling
@@ -300,7 +311,15 @@ def _check_prompt(message: Generate) -> None:
         raise PageddError("empty_prompt", "prompt_token_ids is empty; give at least one id", field="prompt_token_ids")
 
 
-def _fitting_max_tokens(message: Generate | Chat, num_prompt_tokens: int, engine: EngineInfo, prompt_field: str) -> int:
+def _num_chars(message: Generate | Chat) -> int:
+    if isinstance(message, Chat):
+        return sum(len(turn.content) for turn in message.messages)
+    return len(message.prompt or "")
+
+
+def _fitting_max_tokens(
+    message: Generate | Chat, num_prompt_tokens: int, engine: EngineInfo, prompt_field: str, quota_tokens: int | None
+) -> int:
     """`max_tokens` as asked, or what its absence means. Raises when prompt and output together do not fit."""
     room = min(engine.max_model_len, engine.max_request_tokens) - num_prompt_tokens
     asked = message.sampling.max_tokens
@@ -311,6 +330,8 @@ def _fitting_max_tokens(message: Generate | Chat, num_prompt_tokens: int, engine
     if asked is not None:
         return asked
     wanted = room if isinstance(message, Chat) else max(DEFAULT_MAX_TOKENS, message.sampling.min_tokens)
+    if quota_tokens is not None:
+        wanted = max(needed, min(wanted, (quota_tokens - num_prompt_tokens) // message.sampling.n))
     return min(wanted, room)
 
 

@@ -184,7 +184,7 @@ class TelemetryCollector(Collector):
             text = name.replace("_", " ") + "; see daemon/telemetry.py"
             if name == "gpu_energy_joules":
                 # What the card has used since its driver was loaded: it only grows.
-                yield CounterMetricFamily("pagedd:energy_joules", text, value=value)
+                yield CounterMetricFamily("pagedd:gpu_energy_joules", text, value=value)
             elif name == "cpu_energy_joules":
                 yield CounterMetricFamily("pagedd:cpu_energy_joules", text, value=value)
             else:

@@ -17,8 +17,8 @@ import uvloop
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon import http_api, http_generate
+from pagedd.daemon.api_keys import read_api_keys
 from pagedd.daemon.engine_host import EngineState
-from pagedd.daemon.http_api import read_api_keys
 
 from .scripted import EOS, ScriptedHost, Served, decode_events, serving, until
 

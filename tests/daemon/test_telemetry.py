@@ -153,7 +153,7 @@ def test_prometheus_sees_what_is_available_and_energy_as_a_counter() -> None:
     samples = {sample.name: sample.value for metric in collector.collect() for sample in metric.samples}
     assert samples == {
         "pagedd:gpu_power_watts": 35.5,
-        "pagedd:energy_joules_total": 9.0,
+        "pagedd:gpu_energy_joules_total": 9.0,
         "pagedd:cpu_energy_joules_total": 4.0,
     }
 
