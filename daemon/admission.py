@@ -213,7 +213,10 @@ def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: En
     `max_token_bytes` is the length of the longest token; n characters are at least n / max_token_bytes tokens.
     Raises `PageddError("prompt_too_long")`.
     """
-    num_chars, field_name = _num_chars(message), "messages" if isinstance(message, Chat) else "prompt"
+    if isinstance(message, Chat):
+        num_chars, field_name = sum(len(turn.content) for turn in message.messages), "messages"
+    else:
+        num_chars, field_name = len(message.prompt or ""), "prompt"
     least = -(-num_chars // max_token_bytes)
     if least >= engine.max_model_len:
         raise PageddError(
@@ -224,14 +227,21 @@ def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: En
         )
 
 
-def least_tokens(message: Generate | Chat, max_token_bytes: int) -> int:
-    """The fewest tokens, prompt and output of all choices, that a message can come to need; before it is tokenized."""
-    if isinstance(message, Generate) and message.prompt_token_ids is not None:
-        num_prompt_tokens = len(message.prompt_token_ids)
-    else:
-        num_prompt_tokens = -(-_num_chars(message) // max_token_bytes)
+def token_bounds(message: Generate | Chat, max_token_bytes: int, most: int) -> tuple[int, int]:
+    """The fewest and the most tokens that a message may need, prompt and output of all choices, before it is tokenized.
+
+    A tokenizer makes at most one token of a byte; what a chat template adds is not counted. Where `max_tokens` is left
+    out, nothing but `most` bounds them.
+    """
     sampling = message.sampling
-    return num_prompt_tokens + sampling.n * (sampling.max_tokens or max(1, sampling.min_tokens))
+    least_output = sampling.n * (sampling.max_tokens or max(1, sampling.min_tokens))
+    if isinstance(message, Generate) and message.prompt_token_ids is not None:
+        least = num_bytes = len(message.prompt_token_ids)
+    else:
+        texts = [turn.content for turn in message.messages] if isinstance(message, Chat) else [message.prompt or ""]
+        least = -(-sum(map(len, texts)) // max_token_bytes)
+        num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return least + least_output, most if sampling.max_tokens is None else num_bytes + least_output
 
 
 def to_engine_request(
@@ -309,12 +319,6 @@ def _check_prompt(message: Generate) -> None:
         raise PageddError("empty_prompt", "prompt is an empty text; give at least one character", field="prompt")
     if message.prompt_token_ids == []:
         raise PageddError("empty_prompt", "prompt_token_ids is empty; give at least one id", field="prompt_token_ids")
-
-
-def _num_chars(message: Generate | Chat) -> int:
-    if isinstance(message, Chat):
-        return sum(len(turn.content) for turn in message.messages)
-    return len(message.prompt or "")
 
 
 def _fitting_max_tokens(

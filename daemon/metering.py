@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pagedd.client.protocol import Chat, Generate, UsageReport
 from pagedd.client.usage import CallerUsage
 from pagedd.daemon.accounts import Account, Accounts
+from pagedd.daemon.admission import token_bounds
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.cost import CostMeter
@@ -61,18 +62,23 @@ class Metering:
     def open(self, caller: Caller) -> Meter:
         return Meter(self.accounts.of(caller))
 
-    def enter(self, asked: Sequence[tuple[Meter, Generate | Chat, int]], info: EngineInfo) -> None:
-        """At the door: the prompts of one request, each with the fewest tokens that it may come to need.
+    def enter(self, asked: Sequence[tuple[Meter, Generate | Chat]], max_token_bytes: int, info: EngineInfo) -> None:
+        """At the door: the prompts of one request. `max_token_bytes` is the length of the longest token.
 
-        Holds so many, so that what is certainly too much is refused before it costs anything.
-        Raises `PageddError`: `over_quota`, `exceeds_quota`.
+        Holds the fewest tokens that they may need, so that what is certainly too much is refused before it costs
+        anything. Raises `PageddError`: `over_quota`, `exceeds_quota`.
         """
-        account = asked[0][0].account
+        account, pool_tokens = asked[0][0].account, _pool_tokens(info)
+        allowance = account.allowance
+        most = allowance.most_tokens(pool_tokens) or pool_tokens
+        bounds = [token_bounds(message, max_token_bytes, most) for _, message in asked]
+        holds = [
+            (meter.hold, message.sampling.n, least) for (meter, message), (least, _) in zip(asked, bounds, strict=True)
+        ]
         with _counting_refusals(account):
-            for _, message, _ in asked:
-                account.allowance.check_priority(message.priority)
-            holds = [(meter.hold, message.sampling.n, tokens) for meter, message, tokens in asked]
-            account.allowance.hold(holds, _pool_tokens(info))
+            for _, message in asked:
+                allowance.check_priority(message.priority)
+            allowance.hold(holds, pool_tokens, most_tokens=sum(most for _, most in bounds))
         account.num_requests += len(asked)
 
     def most_tokens(self, meter: Meter, info: EngineInfo) -> int | None:

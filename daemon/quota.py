@@ -88,9 +88,10 @@ class Allowance:
         kv_tokens = self._kv_tokens(pool_tokens)
         return min((limit for limit in (self.limits.tokens_per_minute, kv_tokens) if limit is not None), default=None)
 
-    def hold(self, asked: Sequence[tuple[Hold, int, int]], pool_tokens: int) -> None:
+    def hold(self, asked: Sequence[tuple[Hold, int, int]], pool_tokens: int, *, most_tokens: int | None = None) -> None:
         """Lets each hold have its (choices, tokens), all or none; those that it has count towards them.
 
+        `most_tokens` is what they may turn out to be when they are counted, so that nobody comes again too early.
         Raises `PageddError`: `over_quota` with the time after which there is room, `exceeds_quota` when there never is.
         """
         num_choices = sum(choices for _, choices, _ in asked)
@@ -98,7 +99,7 @@ class Allowance:
         self._refuse_impossible(num_choices, num_tokens, pool_tokens)
         new_choices = num_choices - sum(hold.num_choices for hold, _, _ in asked)
         new_tokens = num_tokens - sum(hold.num_tokens for hold, _, _ in asked)
-        self._refuse_excess(new_choices, new_tokens, num_tokens, pool_tokens)
+        self._refuse_excess(new_choices, new_tokens, num_tokens, pool_tokens, most_tokens)
         for hold, choices, tokens in asked:
             hold.num_choices, hold.num_tokens = choices, tokens
         self._change(new_choices, new_tokens, taken=new_tokens)
@@ -134,7 +135,9 @@ class Allowance:
                 message = f"the request needs {needed}, its caller may have {limit} {what}"
                 raise QuotaRefusal("exceeds_quota", message, limit=name)
 
-    def _refuse_excess(self, new_choices: int, new_tokens: int, num_tokens: int, pool_tokens: int) -> None:
+    def _refuse_excess(
+        self, new_choices: int, new_tokens: int, num_tokens: int, pool_tokens: int, most_tokens: int | None
+    ) -> None:
         most, kv_tokens, bucket = self.limits.max_requests, self._kv_tokens(pool_tokens), self._bucket
         if most is not None and 0 < new_choices > most - self.num_choices:
             raise _over("requests", f"{self.num_choices} in flight and {new_choices} came, limit {most}", _BUSY_RETRY_S)
@@ -144,8 +147,9 @@ class Allowance:
             raise _over("kv", what, _BUSY_RETRY_S)
         if bucket is not None and 0 < new_tokens > bucket.level:
             left = math.floor(bucket.level) + num_tokens - new_tokens
-            what = f"{num_tokens} tokens needed, {left} left of {bucket.capacity} a minute"
-            raise _over("tokens", what, bucket.seconds_until(new_tokens))
+            at_least = "" if most_tokens is None else "at least "
+            what = f"{at_least}{num_tokens} tokens needed, {left} left of {bucket.capacity} a minute"
+            raise _over("tokens", what, bucket.seconds_until(min(bucket.capacity, most_tokens or new_tokens)))
 
 
 class QuotaRefusal(PageddError):

@@ -263,10 +263,7 @@ class Service:
             admission.check_message(message, model.name)
         admission.check_num_choices(messages, self._config.max_prompts_per_request)
         self._check_queue(sum(message.sampling.n for message in messages))
-        least = [admission.least_tokens(message, model.max_token_bytes) for message in messages]
-        self.metering.enter(
-            [(entry.meter, entry.message, tokens) for entry, tokens in zip(entries, least, strict=True)], info
-        )
+        self.metering.enter([(entry.meter, entry.message) for entry in entries], model.max_token_bytes, info)
         return model
 
     def _check_queue(self, num_new: int) -> None:
