@@ -1,17 +1,19 @@
 """Who uses the daemon, and how much: one account for each caller, in a table of bounded size.
 
 Owns the table. An account that holds nothing and has no debt may be forgotten when room is needed; what it had used is
-then in the account of the others, where callers for whom there is no room share one quota.
+then in the account of the others, where callers for whom there is no room share one quota. A user's subordinate ids are
+the user's.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
-from pagedd.daemon.caller import Caller
+from pagedd.daemon.caller import Caller, name_of_tag
 from pagedd.daemon.fair_share import Turns
 from pagedd.daemon.quota import Allowance
 from pagedd.daemon.quota_config import QuotaConfig, QuotaLimits
+from pagedd.daemon.subordinate_ids import SubordinateIds
 
 # Also the bound on label values in `/metrics`, and on rows of `pagectl usage`.
 MAX_ACCOUNTS = 256
@@ -95,10 +97,17 @@ class Accounts:
 
     Args:
         clock: seconds, monotonic; replaceable so that tests decide what time it is.
+        subordinate_ids: this machine's.
     """
 
-    def __init__(self, quotas: QuotaConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        quotas: QuotaConfig,
+        clock: Callable[[], float] = time.monotonic,
+        subordinate_ids: SubordinateIds | None = None,
+    ) -> None:
         self._clock = clock
+        self._subordinate_ids = SubordinateIds() if subordinate_ids is None else subordinate_ids
         self._quotas = quotas
         self._by_uid = quotas.by_uid()
         self._accounts: dict[str, Account] = {}
@@ -112,12 +121,12 @@ class Accounts:
 
     def of(self, caller: Caller) -> Account:
         """The account of a caller, opened at its first request."""
-        tag = caller.tag
+        tag = caller.tag if caller.uid is None else f"uid:{self._subordinate_ids.owner(caller.uid)}"
         account = self._accounts.pop(tag, None)
         if account is None:
             if not self._make_room():
                 return self._others
-            account = Account(tag, caller.name, Allowance(self._limits(tag), self._clock))
+            account = Account(tag, name_of_tag(tag), Allowance(self._limits(tag), self._clock))
         self._accounts[tag] = account
         return account
 

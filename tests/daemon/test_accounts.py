@@ -1,11 +1,14 @@
 """One account for each caller, in a table of bounded size."""
 
+from pathlib import Path
+
 import pytest
 
 from pagedd.daemon.accounts import MAX_ACCOUNTS, OTHERS, Accounts, Spent
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.quota import Hold
 from pagedd.daemon.quota_config import QuotaConfig, QuotaLimits
+from pagedd.daemon.subordinate_ids import SubordinateIds
 
 ANA, BOB, KEY = Caller(uid=1001), Caller(uid=1002), Caller(key_id="laptop")
 
@@ -27,6 +30,15 @@ def test_other_quotas_reach_accounts_that_are_open() -> None:
     ana, bob = accounts.of(ANA), accounts.of(BOB)
     accounts.replace_quotas(QuotaConfig(max_requests=5, user={"1001": QuotaLimits(max_requests=7)}))
     assert (ana.allowance.limits.max_requests, bob.allowance.limits.max_requests) == (7, 5)
+
+
+def test_a_user_s_containers_are_the_user(tmp_path: Path) -> None:
+    (tmp_path / "subuid").write_text("root:100000:65536\n1002:200000:10\ngone-user:300000:10\nnonsense\nroot:x:y\n")
+    accounts = Accounts(QuotaConfig(), subordinate_ids=SubordinateIds(tmp_path / "subuid"))
+    for uid, owner in ((99_999, 99_999), (100_000, 0), (165_535, 0), (165_536, 165_536), (200_009, 1002)):
+        assert accounts.of(Caller(uid=uid)).tag == f"uid:{owner}"
+    assert accounts.of(Caller(uid=200_001)) is accounts.of(BOB)
+    assert accounts.of(Caller(uid=300_001)).tag == "uid:300001"
 
 
 @pytest.fixture
