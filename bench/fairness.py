@@ -135,7 +135,8 @@ def main() -> None:
     args = parser.parse_args()
     flags = [flag for name in ("model", "num_threads") if (value := getattr(args, name)) for flag in _flag(name, value)]
     rows = asyncio.run(run(flags, args.n))
-    settings = {"tokens_per_minute": TOKENS_PER_MINUTE, "max_requests": MAX_REQUESTS, "factor": FACTOR, "n": args.n}
+    quota = {"tokens_per_minute": TOKENS_PER_MINUTE, "max_requests": MAX_REQUESTS, "factor": FACTOR}
+    settings = quota | {"n": args.n, "num_threads": args.num_threads}
     print_report("fairness", rows, settings | {"rows": rows}, output=args.output)
 
 

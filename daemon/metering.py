@@ -79,7 +79,6 @@ class Metering:
             for _, message in asked:
                 allowance.check_priority(message.priority)
             allowance.hold(holds, pool_tokens, most_tokens=sum(most for _, most in bounds))
-        account.num_requests += len(asked)
 
     def most_tokens(self, meter: Meter, info: EngineInfo) -> int | None:
         """The most tokens, prompt and output of all choices, that the caller's quota ever lets one request have."""
@@ -102,6 +101,7 @@ class Metering:
             meter.num_prompt_tokens = len(request.prompt_token_ids)
             admitted.append(replace(request, priority=self._priority(account, request.priority, in_flight)))
             in_flight += tokens
+        account.num_requests += len(asked)
         return admitted
 
     def produced(self, meter: Meter, output: SequenceOutput) -> None:

@@ -160,7 +160,8 @@ class Daemon:
         while True:
             await asyncio.sleep(_METER_INTERVAL_S)
             # In a thread, because a driver may take its time.
-            self._service.metering.tick((await asyncio.to_thread(self._read_machine)).figures)
+            device = info.device if (info := self._host.info) is not None else None
+            self._service.metering.tick(await asyncio.to_thread(self._telemetry.read_energy, device))
 
     def _read_machine(self) -> Reading:
         info = self._host.info

@@ -1,5 +1,5 @@
-"""Whose a subordinate user id is. `/etc/subuid` lends users ids by the ten thousand, for their containers: who has so many
-Unix identities is one caller all the same.
+"""Whose a subordinate user id is. `/etc/subuid` lends users ids by the ten thousand, for their containers: who has so
+many Unix identities is one caller all the same.
 
 Owns the file's form (subuid(5)). Ids that another directory lends (LDAP) are not known here.
 """

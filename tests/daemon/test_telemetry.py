@@ -158,6 +158,13 @@ def test_prometheus_sees_what_is_available_and_energy_as_a_counter() -> None:
     }
 
 
+def test_energy_can_be_read_alone_and_is_the_same_counter() -> None:
+    telemetry = Telemetry(FakeNvml())
+    assert telemetry.read_energy("cuda:0")["gpu_energy_joules"] == 2000.0
+    assert telemetry.read_energy("cpu")["gpu_energy_joules"] is None
+    assert telemetry.read_energy(None).keys() == {"gpu_energy_joules", "cpu_energy_joules"}
+
+
 # The energy of the processor's packages
 
 
