@@ -31,10 +31,12 @@ class Meter:
     Attributes:
         num_prompt_tokens: once the engine has it; they are used up from then on, since it may compute them at any time.
         is_computed: its first token has come.
+        turn: the priority and the tokens that its turn was taken with.
     """
 
     account: Account
     hold: Hold = field(default_factory=Hold)
+    turn: tuple[int, int] | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     is_computed: bool = False
@@ -92,16 +94,15 @@ class Metering:
         if not asked:
             return []
         account = asked[0][0].account
-        in_flight = account.allowance.num_tokens - sum(meter.hold.num_tokens for meter, _ in asked)
         needs = [(meter.hold, request.params.n, _most_tokens_of(request)) for meter, request in asked]
         with _counting_refusals(account):
             account.allowance.hold(needs, _pool_tokens(info))
-        admitted = []
-        for (meter, request), (_, _, tokens) in zip(asked, needs, strict=True):
-            meter.num_prompt_tokens = len(request.prompt_token_ids)
-            admitted.append(replace(request, priority=self._priority(account, request.priority, in_flight)))
-            in_flight += tokens
         account.num_requests += len(asked)
+        admitted = []
+        for meter, request in asked:
+            meter.num_prompt_tokens = len(request.prompt_token_ids)
+            meter.turn = request.priority, _most_tokens_of(request)
+            admitted.append(replace(request, priority=self._take_turn(account, *meter.turn)))
         return admitted
 
     def produced(self, meter: Meter, output: SequenceOutput) -> None:
@@ -115,6 +116,9 @@ class Metering:
 
     def leave(self, meter: Meter, *, is_callers_doing: bool) -> None:
         """The request ended. A prompt that the engine had counts as used, unless the engine is why it was not."""
+        if meter.turn is not None:
+            meter.account.turns.give(*meter.turn)
+            meter.turn = None
         num_used = meter.num_prompt_tokens + meter.num_output_tokens
         meter.account.allowance.release(meter.hold, num_used if is_callers_doing or meter.is_computed else 0)
 
@@ -169,10 +173,10 @@ class Metering:
             weight=allowance.limits.weight,
         )
 
-    def _priority(self, account: Account, asked: int, num_tokens_in_flight: int) -> int:
-        return account.turns.priority(
+    def _take_turn(self, account: Account, asked: int, num_tokens: int) -> int:
+        return account.turns.take(
             asked,
-            num_tokens_in_flight=num_tokens_in_flight,
+            num_tokens,
             weight=account.allowance.limits.weight,
             tokens_per_s=self.costs.tokens_per_s,
             ageing_s_per_point=self._ageing_s_per_point,

@@ -178,47 +178,63 @@ def test_those_who_both_have_much_in_flight_get_turns_by_their_weight() -> None:
 # One caller's turns. The box computes 100 tokens a second; a point of priority is half a second.
 
 
-def priority(turns: Turns, num_tokens_in_flight: int, now_s: float = 0.0, asked: int = 0, weight: float = 1.0) -> int:
-    return turns.priority(
-        asked,
-        num_tokens_in_flight=num_tokens_in_flight,
-        weight=weight,
-        tokens_per_s=100.0,
-        ageing_s_per_point=0.5,
-        now_s=now_s,
-    )
+def take(
+    turns: Turns,
+    tokens: int = 100,
+    asked: int = 0,
+    now_s: float = 0.0,
+    weight: float = 1.0,
+    speed: float | None = 100.0,
+) -> int:
+    return turns.take(asked, tokens, weight=weight, tokens_per_s=speed, ageing_s_per_point=0.5, now_s=now_s)
 
 
 def test_a_request_waits_a_little_longer_for_each_token_that_its_caller_has_in_flight() -> None:
-    assert [priority(Turns(), tokens) for tokens in (0, 1, 50, 51, 500)] == [0, -1, -1, -2, -10]
-    assert priority(Turns(), 500, weight=10.0) == -1
-    assert priority(Turns(), 500, asked=20) == 10
+    turns = Turns()
+    assert [take(turns, tokens) for tokens in (1, 49, 1, 449, 1)] == [0, -1, -1, -2, -10]
+
+
+def test_weight_makes_it_less() -> None:
+    turns = Turns()
+    assert [take(turns, 500, weight=10.0) for _ in range(3)] == [0, -1, -2]
+
+
+def test_what_is_less_urgent_does_not_count_against_what_is_more() -> None:
+    turns = Turns()
+    assert [take(turns, asked=-50) for _ in range(3)] == [-50, -52, -54]
+    assert take(turns, asked=0) == 0
+    assert take(turns, asked=-50) == -58
 
 
 def test_nobody_goes_below_the_lowest_priority() -> None:
-    assert priority(Turns(), 10**9) == -100
+    turns = Turns()
+    take(turns, 10**9)
+    assert take(turns) == -100
 
 
 def test_a_caller_s_requests_stay_in_order_whatever_has_ended_meanwhile() -> None:
     turns = Turns()
-    first = 0.0 - 0.5 * priority(turns, 500, now_s=0.0)
-    second = 1.0 - 0.5 * priority(turns, 10, now_s=1.0)
-    assert second >= first
+    take(turns, 500)
+    take(turns, 10)
+    second = 0.0 - 0.5 * take(turns, 10)
+    turns.give(0, 500)
+    third = 1.0 - 0.5 * take(turns, now_s=1.0)
+    assert third >= second
 
 
 def test_with_nothing_in_flight_a_caller_begins_anew() -> None:
     turns = Turns()
-    priority(turns, 5000)
-    assert priority(turns, 0, now_s=1.0) == 0
-    assert priority(turns, 50, now_s=1.0) == -1
+    take(turns, 5000)
+    take(turns, 10)
+    turns.give(0, 5000)
+    turns.give(0, 10)
+    assert take(turns, 50) == 0
+    assert take(turns) == -1
 
 
 def test_while_the_box_s_speed_is_not_known_nobody_waits_longer() -> None:
     turns = Turns()
-    asked = turns.priority(
-        3, num_tokens_in_flight=500, weight=1.0, tokens_per_s=None, ageing_s_per_point=0.5, now_s=0.0
-    )
-    assert asked == 3
+    assert [take(turns, 500, speed=None) for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("num_choices", [1, 4])
