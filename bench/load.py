@@ -115,12 +115,16 @@ class LoadClient:
     Args:
         url: of the server; over a Unix socket only its path part matters.
         unix_socket: path of the socket to connect to instead of the URL's host.
+        api_key: to show, if any.
     """
 
-    def __init__(self, url: str, *, model: str = "default", unix_socket: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, model: str = "default", unix_socket: str | None = None, api_key: str | None = None
+    ) -> None:
         self._url = url.rstrip("/")
         self._model = model
         self._unix_socket = unix_socket
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     async def run(self, load: Sequence[LoadRequest], *, concurrency: int = 32, num_warmups: int = 2) -> LoadResult:
         """Sends the whole load, at most `concurrency` requests at once. Raises `RuntimeError` for any that fails."""
@@ -144,7 +148,8 @@ class LoadClient:
             if self._unix_socket
             else aiohttp.TCPConnector(limit=0, force_close=True)
         )
-        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=3600))
+        timeout = aiohttp.ClientTimeout(total=3600)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers)
 
     async def _complete(self, session: aiohttp.ClientSession, request: LoadRequest) -> Timing:
         body = {

@@ -40,6 +40,7 @@ from pagedd.client.protocol import (
     GetPrefixes,
     GetStats,
     GetText,
+    GetUsage,
     Ok,
     Ping,
     Pong,
@@ -48,11 +49,12 @@ from pagedd.client.protocol import (
     SetPriority,
     Stats,
     StatsFrame,
+    UsageReport,
 )
 
 _LINGER_MS = 500
 
-_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText)
+_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, UsageReport)
 
 
 class AsyncClient:
@@ -189,6 +191,10 @@ class AsyncClient:
         Raises `PageddError`: `request_not_found`, or `forbidden` for another user's.
         """
         return await self._ask(await self._requests(), GetText(id=next(self._ids), target=request_id), RequestText)
+
+    async def usage(self) -> UsageReport:
+        """Who has used how much, and what a token costs."""
+        return await self._ask(await self._requests(), GetUsage(id=next(self._ids)), UsageReport)
 
     async def evict_prefix(self, digest: str) -> Evicted:
         """Frees a node of `prefixes` and all that continues it, but for blocks in use, through the admin socket.
@@ -412,7 +418,7 @@ def _as_error(answer: DaemonMessage | PageddError) -> PageddError:
             # A fresh one for each reader: raising one object in several tasks would mix their tracebacks.
             return PageddError(answer.code, answer.message, field=answer.field)
         case Failed():
-            return PageddError(answer.code, answer.message, field=answer.field)
+            return PageddError(answer.code, answer.message, field=answer.field, retry_after_s=answer.retry_after_s)
         case _:
             return PageddError(
                 "protocol_version", f"the daemon answered with {type(answer).__name__}, which was not asked"

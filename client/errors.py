@@ -45,6 +45,8 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "forbidden": ErrorKind(403, "This caller may not do that."),
     # The daemon's state
     "queue_full": ErrorKind(429, "Too many requests wait already; try again later."),
+    "over_quota": ErrorKind(429, "The caller has used up its quota for now; it is told when to try again."),
+    "exceeds_quota": ErrorKind(400, "The request could never fit its caller's quota, even alone."),
     "client_too_slow": ErrorKind(429, "The client did not read its tokens, so the request was ended."),
     "engine_loading": ErrorKind(503, "The model is still loading."),
     "engine_died": ErrorKind(503, "The engine process ended; it is being restarted."),
@@ -69,13 +71,20 @@ ERROR_KINDS: dict[str, ErrorKind] = {
 
 
 class PageddError(Exception):
-    """A refusal or fault: a code of `ERROR_KINDS`, a message (value, limit, next step), maybe the field it names."""
+    """A refusal or fault: a code of `ERROR_KINDS`, a message (value, limit, next step), maybe the field it names.
 
-    def __init__(self, code: str, message: str, *, field: str | None = None) -> None:
+    Attributes:
+        retry_after_s: when the same may be asked again with success; None where that is not known.
+    """
+
+    def __init__(
+        self, code: str, message: str, *, field: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
         self.field = field
+        self.retry_after_s = retry_after_s
 
     @property
     def http_status(self) -> int:

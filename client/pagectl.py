@@ -30,6 +30,7 @@ from pagedd.client.render import (
     render_prefixes,
     render_requests,
 )
+from pagedd.client.render_usage import render_cost, render_usage
 from pagedd.client.sync import Client
 
 EXIT_REFUSED = 1
@@ -39,6 +40,7 @@ EXIT_BROKEN_PIPE = 141
 EXIT_STATUSES = {
     "daemon_unreachable": os.EX_UNAVAILABLE,
     "queue_full": os.EX_TEMPFAIL,
+    "over_quota": os.EX_TEMPFAIL,
     "engine_loading": os.EX_TEMPFAIL,
     "engine_died": os.EX_TEMPFAIL,
     "shutting_down": os.EX_TEMPFAIL,
@@ -138,6 +140,12 @@ def make_parser() -> argparse.ArgumentParser:
     stats.add_argument("--json", action="store_true", help="as one JSON object, requests and block tables included")
     stats.add_argument("--watch", action="store_true", help="go on, as the daemon publishes")
 
+    usage = command("usage", run_usage, "list who has used how much, and what is left of their quotas")
+    usage.add_argument("--json", action="store_true", help="as one JSON object, with costs")
+
+    cost = command("cost", run_cost, "print the energy and the money that a token takes, now and since the start")
+    cost.add_argument("--json", action="store_true", help="as one JSON object, with usage")
+
     cancel = command("cancel", run_cancel, "end a live request of anybody (needs the service owner's rights)")
     cancel.add_argument("request_id", metavar="ID", help="as `pagectl ps` shows it")
 
@@ -235,6 +243,20 @@ def run_events(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         events = client.stats().events
     _print_lines([_json(events)] if arguments.json else render_events(events))
+    return 0
+
+
+def run_usage(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        report = client.usage()
+    _print_lines([_json(report)] if arguments.json else render_usage(report, _glyphs()))
+    return 0
+
+
+def run_cost(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        report = client.usage()
+    _print_lines([_json(report)] if arguments.json else render_cost(report, _glyphs()))
     return 0
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from pagedd.client.usage import CallerUsage, Cost
+
 PROTOCOL_VERSION = b"pagedd1"
 MAX_MESSAGE_BYTES = 8 << 20
 
@@ -135,12 +137,18 @@ class GetText(msgspec.Struct, tag="get_text", kw_only=True):
     target: str
 
 
+class GetUsage(msgspec.Struct, tag="get_usage", kw_only=True):
+    """Ask who has used how much, and what a token costs: a `UsageReport`."""
+
+    id: str
+
+
 class Ping(msgspec.Struct, tag="ping", kw_only=True):
     id: str
 
 
 ClientMessage = (
-    Generate | Chat | Cancel | SetPriority | GetStats | GetBlock | GetPrefixes | EvictPrefix | GetText | Ping
+    Generate | Chat | Cancel | SetPriority | GetStats | GetBlock | GetPrefixes | EvictPrefix | GetText | GetUsage | Ping
 )
 
 
@@ -196,13 +204,17 @@ class Done(msgspec.Struct, tag="done", kw_only=True, omit_defaults=True):
 
 
 class Failed(msgspec.Struct, tag="failed", kw_only=True, omit_defaults=True):
-    """The terminal message of a request that was refused or broke; `code` is a key of `errors.ERROR_KINDS`."""
+    """The terminal message of a request that was refused or broke; `code` is a key of `errors.ERROR_KINDS`.
+
+    `retry_after_s` is when the same may be asked again with success, where that is known.
+    """
 
     id: str
     code: str
     message: str
     field: str | None = None
     request_id: str | None = None
+    retry_after_s: float | None = None
 
 
 class Accepted(msgspec.Struct, tag="accepted", kw_only=True):
@@ -330,7 +342,29 @@ class RequestText(msgspec.Struct, tag="text", kw_only=True):
     outputs: list[str] = []
 
 
-DaemonMessage = Accepted | Delta | Done | Failed | Ok | Pong | Stats | BlockDetail | Prefixes | Evicted | RequestText
+class UsageReport(msgspec.Struct, tag="usage", kw_only=True):
+    """Answer to `GetUsage`. A row for each caller, the one that used it last at the end; costs are of all together.
+
+    Attributes:
+        energy_source: what the joules are of: `gpu`, `cpu` (its packages), `gpu+cpu`, or `stated` (the configured
+            wattage). Empty when nothing can be measured and nothing is stated.
+        has_box_price, has_kwh_price: whether amounts of money hold the box's share, and its power's.
+        idle_joules: what the box has used while nothing was computed, which is in nobody's joules.
+    """
+
+    id: str
+    callers: list[CallerUsage]
+    last_minute: Cost
+    since_start: Cost
+    energy_source: str = ""
+    has_box_price: bool = False
+    has_kwh_price: bool = False
+    idle_joules: float | None = None
+
+
+DaemonMessage = (
+    Accepted | Delta | Done | Failed | Ok | Pong | Stats | BlockDetail | Prefixes | Evicted | RequestText | UsageReport
+)
 
 
 class RequestRow(msgspec.Struct, kw_only=True):
@@ -442,7 +476,8 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     Attributes:
         time_s: Unix time of the picture.
         figures: counters (`…_total`, since the engine started), gauges, and from the front the latencies of the last
-            minute, in s: `first_token_seconds_p50`, `…_p95`, `inter_token_seconds_p50`, `…_p99`.
+            minute, in s: `first_token_seconds_p50`, `…_p95`, `inter_token_seconds_p50`, `…_p99`, and what energy and
+            tokens cost (`daemon/cost.py`).
         machine: None in frames of older versions.
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.

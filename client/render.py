@@ -78,7 +78,7 @@ def render_requests(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
         ]
         for letter, row in zip(letters, frame.requests, strict=True)
     ]
-    return [*_about(frame, glyphs), *_table([header, *rows], left={0, 1, 2, 4})]
+    return [*_about(frame, glyphs), *table([header, *rows], left={0, 1, 2, 4})]
 
 
 def render_blocks(frame: StatsFrame, glyphs: Glyphs, width: int) -> list[str]:
@@ -106,7 +106,7 @@ def render_blocks(frame: StatsFrame, glyphs: Glyphs, width: int) -> list[str]:
 def render_figures(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
     """One line about the daemon, then every figure under the name that the code and `--json` give it."""
     rows = [[name, *_figure(name, value, glyphs)] for name, value in frame.figures.items()]
-    return [*_about(frame, glyphs), *_table(rows, left={0, 2})]
+    return [*_about(frame, glyphs), *table(rows, left={0, 2})]
 
 
 def render_prefixes(tree: Prefixes, glyphs: Glyphs) -> list[str]:
@@ -129,7 +129,7 @@ def render_prefixes(tree: Prefixes, glyphs: Glyphs) -> list[str]:
         )
     shown = sum(node.num_blocks for node in tree.nodes)
     summary = f"{tree.num_blocks} blocks are indexed" + (f"; {shown} of them are shown" if tree.is_cut else "")
-    return [summary, *_table(rows, left={0, 5, 6, 7})]
+    return [summary, *table(rows, left={0, 5, 6, 7})]
 
 
 def render_events(events: Sequence[Event]) -> list[str]:
@@ -143,7 +143,18 @@ def render_events(events: Sequence[Event]) -> list[str]:
         ]
         for event in events
     ]
-    return list(_table(rows, left={0, 1, 2, 3})) if rows else ["nothing has happened since the daemon started"]
+    return list(table(rows, left={0, 1, 2, 3})) if rows else ["nothing has happened since the daemon started"]
+
+
+def table(rows: list[list[str]], left: set[int]) -> Iterator[str]:
+    """Rows as lines with columns as wide as they need; `left` are the columns that are flush left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
 
 
 def redrawn(lines: Sequence[str], columns: int, rows: int) -> str:
@@ -271,13 +282,3 @@ def _duration(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02}:{minutes:02}"
     return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"
-
-
-def _table(rows: list[list[str]], left: set[int]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()

@@ -25,6 +25,7 @@ from pagedd.client.protocol import (
     Prefixes,
     RequestText,
     StatsFrame,
+    UsageReport,
 )
 
 _Result = TypeVar("_Result")
@@ -141,6 +142,10 @@ class Client:
     def text(self, request_id: str) -> RequestText:
         """Prompt and output so far of a live request."""
         return self._wait(self._client.text(request_id))
+
+    def usage(self) -> UsageReport:
+        """Who has used how much, and what a token costs."""
+        return self._wait(self._client.usage())
 
     def evict_prefix(self, digest: str) -> Evicted:
         """Frees a node of `prefixes` and all that continues it, but for blocks in use, through the admin socket."""

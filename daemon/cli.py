@@ -81,11 +81,9 @@ def prepare(argv: list[str]) -> int:
 
 def check_config(argv: list[str]) -> int:
     from pagedd.daemon.config import load_config
-    from pagedd.daemon.settings import settings_of
 
-    loaded = load_config(argv, program="pagedd check-config")
-    for item in settings_of(type(loaded.config)):
-        print(f"{item.name} = {item.show(getattr(loaded.config, item.name))}  # {loaded.origins[item.name]}")
+    for line in load_config(argv, program="pagedd check-config").explain():
+        print(line)
     return 0
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon import logs
-from pagedd.daemon.settings import Loaded, load_settings, setting
+from pagedd.daemon.cost_config import CostConfig
+from pagedd.daemon.quota_config import QuotaConfig
+from pagedd.daemon.setting import setting, table
+from pagedd.daemon.settings import Loaded, load_settings
 from pagedd.engine.config import EngineConfig
 
 DEFAULT_FILE = Path("/etc/pagedd/pagedd.toml")
@@ -120,7 +123,7 @@ class DaemonConfig:
     )
     http_host: str = setting("127.0.0.1", "Loopback address for http_port.")
     api_key_file: Path | None = setting(  # noqa: RUF009 (as above)
-        None, "File with the API keys that TCP clients must show, one a line.", none="off"
+        None, "File with the API keys that TCP clients must show: `KEY` or `NAME KEY`, one a line.", none="off"
     )
     # The process
     drain_seconds: float = setting(
@@ -128,6 +131,9 @@ class DaemonConfig:
     )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
     log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
+    # Callers, and what they cost
+    quota: QuotaConfig = table(QuotaConfig())  # noqa: RUF009 (frozen)
+    cost: CostConfig = table(CostConfig())  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         """Checks what one setting's range cannot say. Raises `PageddError("invalid_setting")`."""

@@ -67,6 +67,7 @@ class Frames:
             figures={
                 **(figures(stats) if stats is not None else {}),
                 **service.metrics.recent_latencies(),
+                **service.metering.figures(),
                 **reading.figures,
             },
             requests=[self._row(sequence, blocks, viewer) for sequence in snapshot.sequences] if snapshot else [],
@@ -91,7 +92,8 @@ class Frames:
             index=sequence.choice_index,
             user=entry.caller.name if entry is not None else "",
             state=sequence.state,
-            priority=sequence.priority,
+            # The engine's own may be less: whoever has much in flight waits a little longer with the next.
+            priority=entry.message.priority if entry is not None else sequence.priority,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
             num_computed_tokens=sequence.num_computed_tokens,

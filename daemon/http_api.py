@@ -5,12 +5,12 @@ Owns routes, who may call, and errors as HTTP. Generation is `http_generate.py`'
 """
 
 import asyncio
-import hashlib
 import hmac
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from aiohttp import web
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.errors import ERROR_KINDS, PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
+from pagedd.daemon.api_keys import ApiKey, check_names, read_api_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
@@ -92,6 +93,7 @@ class HttpApi:
         """
         if self._config.api_key_file is not None:
             self._keys = read_api_keys(self._config.api_key_file)
+            check_names(self._config.quota.key, self._keys)
         await self._serve(self._unix_door, _bind_unix(self._path))
         if self._config.http_port is not None:
             await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
@@ -152,30 +154,8 @@ class HttpApi:
             # All are compared, so that the time taken does not tell which one is near.
             matching = [key for key in self._keys if hmac.compare_digest(key.secret, shown.strip().encode())]
             if matching:
-                return Caller(key_id=matching[0].public_id)
+                return Caller(key_id=matching[0].name)
         raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """`public_id` is a digest's beginning; it names the key in logs and statistics and does not give it away."""
-
-    secret: bytes = field(repr=False)
-    public_id: str
-
-
-def read_api_keys(path: Path) -> list[ApiKey]:
-    """One key a line; blank lines and those that begin with # are left out. Raises `PageddError("invalid_setting")`."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise PageddError("invalid_setting", f"api_key_file {path}: {error}", field="api_key_file") from error
-    keys = [line.encode() for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise PageddError(
-            "invalid_setting", f"api_key_file {path} holds no key; write one a line", field="api_key_file"
-        )
-    return [ApiKey(key, hashlib.sha256(key).hexdigest()[:12]) for key in keys]
 
 
 def _application(service: Service, door: Door) -> web.Application:
@@ -221,7 +201,8 @@ def _unknown_route(request: web.Request, why: str) -> PageddError:
 def _error(service: Service, error: PageddError) -> web.Response:
     headers = {}
     if error.http_status in (429, 503):
-        headers["Retry-After"] = str(service.retry_after_s)
+        known_s = error.retry_after_s
+        headers["Retry-After"] = str(service.retry_after_s if known_s is None else max(1, math.ceil(known_s)))
     if error.http_status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(

@@ -161,4 +161,4 @@ class _Run:
 
     def _refusal(self, failed: Failed) -> PageddError:
         name = self._request.renamed.get(failed.field, failed.field) if failed.field is not None else None
-        return PageddError(failed.code, failed.message, field=name)
+        return PageddError(failed.code, failed.message, field=name, retry_after_s=failed.retry_after_s)

@@ -20,11 +20,13 @@ from pagedd.client.protocol import (
     GetPrefixes,
     GetStats,
     GetText,
+    GetUsage,
     Owner,
     Prefixes,
     PrefixNode,
     RequestText,
     Stats,
+    UsageReport,
 )
 from pagedd.daemon.admission import Limit
 from pagedd.daemon.caller import Caller, name_of_tag
@@ -32,8 +34,8 @@ from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 from pagedd.engine.kv.prefix_tree import PrefixRun
 
-Question = GetStats | GetBlock | GetPrefixes | GetText
-Answer = Stats | BlockDetail | Prefixes | RequestText
+Question = GetStats | GetBlock | GetPrefixes | GetText | GetUsage
+Answer = Stats | BlockDetail | Prefixes | RequestText | UsageReport
 
 MAX_TEXT_CHARS = 16384
 _INDEX = Limit("index", "A block's physical number.", low=0, high=2**31 - 1)
@@ -59,6 +61,8 @@ class Inspection:
                 return await self._prefixes(question, caller)
             case GetText():
                 return self._text(question, caller)
+            case GetUsage(id=id):
+                return self._service.metering.report(id)
 
     async def evict(self, order: EvictPrefix, admin: Caller) -> Evicted:
         """Frees a prefix. Raises `PageddError`: `prefix_not_found`, `invalid_value`."""

@@ -42,6 +42,7 @@ class Broken:
     message: str
     field: str | None = None
     engine_has_it: bool = False
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,16 @@ class LiveRequest:
                 return self._admitted(request)
             case Produced(output):
                 return self._produced(output)
-            case Broken(code, message, field_name, engine_has_it):
-                failed = Failed(id=self.id, code=code, message=message, field=field_name, request_id=self.request_id)
-                return [*self._end("error", abort=engine_has_it), Send(failed)]
+            case Broken():
+                failed = Failed(
+                    id=self.id,
+                    code=event.code,
+                    message=event.message,
+                    field=event.field,
+                    request_id=self.request_id,
+                    retry_after_s=event.retry_after_s,
+                )
+                return [*self._end("error", abort=event.engine_has_it), Send(failed)]
             case Cancelled():
                 return self._cancelled()
             case ClientGone():

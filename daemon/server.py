@@ -29,6 +29,7 @@ from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.daemon.gpus import freest_device, load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
+from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_process import resolve_in_child
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.restart_policy import RestartPolicy
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 # While something loads, systemd is asked for this much more time, this often.
 _EXTEND_S = 60
 _TELL_INTERVAL_S = 10.0
+# Counters are read so often that work and idle time can be told apart.
+_METER_INTERVAL_S = 1.0
 # Beyond the drain: closing sockets, and an engine in the middle of a long step.
 _CLOSE_S = 10
 
@@ -73,7 +76,9 @@ class Daemon:
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
         self._service.read_machine = self._read_machine
-        self._service.metrics.registry.register(TelemetryCollector(lambda: self._read_machine().figures))
+        registry = self._service.metrics.registry
+        registry.register(TelemetryCollector(lambda: self._read_machine().figures))
+        registry.register(MeteringCollector(self._service.metering))
         self._apis: list[HttpApi | ZmqApi] = [
             HttpApi(self._service, config, endpoints),
             ZmqApi(self._service, endpoints),
@@ -109,6 +114,7 @@ class Daemon:
         systemd.notify(f"STATUS={self._host.describe()}")
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
+        meter = asyncio.create_task(self._meter_energy())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
@@ -125,6 +131,7 @@ class Daemon:
                 await self._host.wait_changed()
         finally:
             teller.cancel()
+            meter.cancel()
 
     def _report(self, line: str) -> None:
         log.info("%s", line)
@@ -148,6 +155,13 @@ class Daemon:
         while not self._was_ready:
             systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
             await asyncio.sleep(_TELL_INTERVAL_S)
+
+    async def _meter_energy(self) -> None:
+        while True:
+            await asyncio.sleep(_METER_INTERVAL_S)
+            # In a thread, because a driver may take its time.
+            device = info.device if (info := self._host.info) is not None else None
+            self._service.metering.tick(await asyncio.to_thread(self._telemetry.read_energy, device))
 
     def _read_machine(self) -> Reading:
         info = self._host.info

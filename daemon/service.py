@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate, StatsFrame
 from pagedd.daemon import admission
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.frames import Frames
+from pagedd.daemon.host import Host
+from pagedd.daemon.metering import Meter, Metering
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
 from pagedd.daemon.requests import (
     Abort,
@@ -40,9 +40,7 @@ from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.kv.prefix_tree import PrefixTree
-from pagedd.engine.request import Preemption, Request, SequenceOutput
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
+from pagedd.engine.request import Request, SequenceOutput
 
 log = logging.getLogger(__name__)
 
@@ -50,33 +48,6 @@ log = logging.getLogger(__name__)
 Sink = Callable[[DaemonMessage], None]
 
 _RETRY_AFTER_S = (1, 60)
-
-
-class Host(Protocol):
-    """What the service needs of `engine_host.EngineHost`; tests put a scripted one in its place."""
-
-    state: EngineState
-    progress: float
-    detail: str
-    info: EngineInfo | None
-    stats: EngineStats | None
-    on_preempted: Callable[[list[Preemption]], None]
-    on_outputs: Callable[[list[SequenceOutput]], None]
-    on_refused: Callable[[str, str, str], None]
-    on_lost: Callable[[str], None]
-    on_state: Callable[[], None]
-
-    @property
-    def has_fallen_back(self) -> bool: ...
-    def check_ready(self) -> None: ...
-    def describe(self) -> str: ...
-    def submit(self, request: Request) -> None: ...
-    def abort(self, request_id: str, choice_index: int | None = None) -> None: ...
-    def set_priority(self, request_id: str, priority: int) -> None: ...
-    async def snapshot(self) -> EngineSnapshot: ...
-    async def block(self, index: int) -> BlockInfo | None: ...
-    async def prefixes(self, limit: int) -> PrefixTree: ...
-    async def evict_prefix(self, digest: bytes) -> tuple[int, int] | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +59,7 @@ class LiveEntry:
     caller: Caller
     send: Sink
     times: RequestTimes
+    meter: Meter
 
 
 class Service:
@@ -97,12 +69,15 @@ class Service:
         read_machine: what processes and devices are doing, for the statistics; any thread may call it. Set by
             `server.py`.
         events: what happened lately, for the statistics.
+        metering: who may have how much, and what it costs.
     """
 
-    def __init__(self, config: DaemonConfig, host: Host) -> None:
+    def __init__(self, config: DaemonConfig, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is the quotas'; replaceable so that tests decide what time it is."""
         self.host = host
         self.read_machine: Callable[[], Reading] = Reading
         self.events = EventLog()
+        self.metering = Metering(config, clock)
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
         self.started_unix_s = int(time.time())
@@ -164,7 +139,7 @@ class Service:
         entries = [self._entry(message, caller, send, now_s) for message in messages]
         ids = [entry.request.request_id for entry in entries]
         try:
-            model = self._check_door(messages)
+            model = self._check_door(entries)
         except PageddError as error:
             self._refuse(entries, error)
             return ids
@@ -278,15 +253,17 @@ class Service:
             stop=message.sampling.stop,
             min_tokens=message.sampling.min_tokens,
         )
-        return LiveEntry(request, message, caller, send, RequestTimes(now_s, {}))
+        return LiveEntry(request, message, caller, send, RequestTimes(now_s, {}), self.metering.open(caller))
 
-    def _check_door(self, messages: Sequence[Generate | Chat]) -> ServedModel:
+    def _check_door(self, entries: Sequence[LiveEntry]) -> ServedModel:
         """What can be refused at once, before anything is allocated for the request."""
-        model = self.check_open()
+        model, info = self.check_open(), self._engine_info()
+        messages = [entry.message for entry in entries]
         for message in messages:
             admission.check_message(message, model.name)
         admission.check_num_choices(messages, self._config.max_prompts_per_request)
         self._check_queue(sum(message.sampling.n for message in messages))
+        self.metering.enter([(entry.meter, entry.message) for entry in entries], model.max_token_bytes, info)
         return model
 
     def _check_queue(self, num_new: int) -> None:
@@ -303,7 +280,10 @@ class Service:
     async def _admit(self, entries: list[LiveEntry], model: ServedModel) -> None:
         """Validates and tokenizes all, then submits all: a bad prompt among many leaves nothing behind."""
         try:
-            admitted = [await self._engine_request(entry, model) for entry in entries]
+            requests = [await self._engine_request(entry, model) for entry in entries]
+            # Whoever left meanwhile holds nothing any more, and must not begin to.
+            live = [pair for pair in zip(entries, requests, strict=True) if not pair[0].request.has_ended]
+            admitted = self.metering.admit([(entry.meter, request) for entry, request in live], self._engine_info())
         except PageddError as error:
             self._refuse(entries, error)
             return
@@ -312,18 +292,20 @@ class Service:
             log.exception("a request could not be admitted", extra={"request_id": request_id})
             self._refuse(entries, PageddError("internal", f"the log has the trace under request {request_id}"))
             return
-        for entry, request in zip(entries, admitted, strict=True):
+        for (entry, _), request in zip(live, admitted, strict=True):
             entry.request.open_texts(model.tokenizer)
             self._apply(entry, Admitted(request))
 
     async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
         admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
         token_ids = await model.prompt_token_ids(entry.message)
+        info = self._engine_info()  # again, because another engine may have started meanwhile
         return admission.to_engine_request(
             entry.message,
             entry.request.request_id,
             token_ids,
-            self._engine_info(),  # again, because another engine may have started meanwhile
+            info,
+            quota_tokens=self.metering.most_tokens(entry.meter, info),
             eos_token_ids=model.prepared.eos_token_ids,
             cache_extras=admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing),
         )
@@ -336,20 +318,24 @@ class Service:
 
     def _refuse(self, entries: Sequence[LiveEntry], error: PageddError) -> None:
         for entry in entries:
-            self._apply(entry, Broken(error.code, error.message, error.field))
+            self._apply(entry, Broken(error.code, error.message, error.field, retry_after_s=error.retry_after_s))
 
     # What the engine says
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         now_s = time.monotonic()
-        if (stats := self.host.stats) is not None:
-            self.metrics.stepped(stats)
-            self.events.saw_evictions(stats.evictions_total)
+        num_first = 0
         for output in outputs:
             entry = self._live.get(output.request_id)
             if entry is not None:
+                num_first += output.choice_index not in entry.times.last_token_s
                 self.metrics.produced(entry.times, output, now_s)
+                self.metering.produced(entry.meter, output)
                 self._apply(entry, Produced(output))
+        if (stats := self.host.stats) is not None:
+            self.metrics.stepped(stats)
+            self.metering.stepped(stats, len(outputs) - num_first)
+            self.events.saw_evictions(stats.evictions_total)
 
     def _on_refused(self, request_id: str, code: str, message: str) -> None:
         self._apply_to(request_id, Broken(code, message))
@@ -399,6 +385,7 @@ class Service:
         request = entry.request
         if self._live.pop(request.request_id, None) is None:
             return  # refused before it was live
+        self.metering.leave(entry.meter, is_callers_doing=request.outcome != "error")
         was_admitted = request.num_prompt_tokens > 0
         if was_admitted and request.outcome is not None and request.outcome != "error":
             self.metrics.finished(

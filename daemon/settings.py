@@ -1,203 +1,43 @@
-"""Settings declared once, as the fields of a frozen dataclass, and read from flags, environment, TOML and defaults.
+"""Reads settings: flags over environment over TOML over defaults, each value with where it came from.
 
-Owns parsing, ranges, precedence, where each value came from, and the table for the README. Knows no setting by name:
-those are in `config.py`.
+Owns precedence, and the table for the README. What a value may be is `setting.py`'s. Knows no setting by name: those
+are in `config.py`.
 """
 
 import argparse
 import difflib
-import math
 import tomllib
-import types
 import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from pagedd.client.errors import PageddError
-
-ENVIRONMENT_PREFIX = "PAGEDD_"
-
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
-
-
-class DataclassType(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
+from pagedd.daemon.setting import ENVIRONMENT_PREFIX, KINDS, DataclassType, Setting, Table, settings_of, tables_of
 
 D = TypeVar("D", bound=DataclassType)
-T = TypeVar("T")
-
-
-def setting(
-    default: T,
-    help: str,
-    *,
-    choices: tuple[str | int, ...] = (),
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    none: str = "auto",
-    none_means: str = "",
-) -> T:
-    """Declares a field of a settings dataclass; the field's annotation is the setting's type.
-
-    Args:
-        help: one sentence.
-        minimum, above, maximum: the range: at least, more than, at most.
-        none: how None is written, where the annotation allows it.
-        none_means: what None stands for, for people.
-    """
-    spec = {
-        "help": help,
-        "choices": choices,
-        "minimum": minimum,
-        "above": above,
-        "maximum": maximum,
-        "none": none,
-        "none_means": none_means,
-    }
-    declared: T = field(default=default, metadata=spec)
-    return declared
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One declaration, as read back from the dataclass. `kind` is str, int, float, bool or Path."""
-
-    name: str
-    kind: type
-    optional: bool
-    default: Any
-    help: str
-    choices: tuple[str | int, ...]
-    minimum: float | None
-    above: float | None
-    maximum: float | None
-    none: str
-    none_means: str
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        return (self.flag, "--no-" + self.flag[2:]) if self.kind is bool else (self.flag,)
-
-    @property
-    def variable(self) -> str:
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-    @property
-    def allowed(self) -> str:
-        """The range in words, empty when every value of the type will do."""
-        if self.choices:
-            return " or ".join([", ".join(map(str, self.choices[:-1])), str(self.choices[-1])])
-        bounds = [
-            f"at least {self.minimum}" if self.minimum is not None else "",
-            f"more than {self.above}" if self.above is not None else "",
-            f"at most {self.maximum}" if self.maximum is not None else "",
-        ]
-        return ", ".join(bound for bound in bounds if bound)
-
-    @property
-    def shown_default(self) -> str:
-        means = f": {self.none_means}" if self.default is None and self.none_means else ""
-        return self.show(self.default) + means
-
-    def show(self, value: Any) -> str:
-        """A value as it is written in an environment variable."""
-        if value is None:
-            return self.none
-        return str(value).lower() if self.kind is bool else str(value)
-
-    def parse(self, text: str, origin: str) -> Any:
-        """A flag's or variable's text to a value. Raises `PageddError("invalid_setting")`."""
-        if self.optional and text.lower() == self.none:
-            return None
-        if self.kind is bool:
-            if text.lower() not in _TRUE | _FALSE:
-                raise self._invalid(text, origin, "it is true or false")
-            return text.lower() in _TRUE
-        try:
-            value = self.kind(text)
-        except ValueError:
-            raise self._invalid(text, origin, f"it is {_KINDS[self.kind]}") from None
-        return self.check(value, origin)
-
-    def accept(self, value: Any, origin: str) -> Any:
-        """A TOML value to a value, checked. Raises `PageddError("invalid_setting")`."""
-        if self.optional and value == self.none:
-            return None
-        if self.kind is Path and isinstance(value, str):
-            return self.check(Path(value), origin)
-        if self.kind is float and type(value) is int:
-            return self.check(float(value), origin)
-        if type(value) is not self.kind:
-            shown = f'"{value}"' if isinstance(value, str) else value  # "4" is a text, and has to look like one
-            raise self._invalid(shown, origin, f"it is {_KINDS[self.kind]}")
-        return self.check(value, origin)
-
-    def check(self, value: Any, origin: str) -> Any:
-        """Returns `value` when it is in range, else raises `PageddError("invalid_setting")`."""
-        if self.choices and value not in self.choices:
-            raise self._invalid(value, origin, f"it is {self.allowed}")
-        if isinstance(value, (str, Path)) and not _is_writable(str(value)):
-            # Neither the messages between the processes nor a socket's path can hold it.
-            raise self._invalid(ascii(str(value)), origin, "it must be UTF-8 without a NUL")
-        if isinstance(value, (int, float)):
-            outside = (
-                (isinstance(value, float) and not math.isfinite(value))
-                or (self.minimum is not None and value < self.minimum)
-                or (self.above is not None and value <= self.above)
-                or (self.maximum is not None and value > self.maximum)
-            )
-            if outside:
-                raise self._invalid(value, origin, f"it must be {self.allowed or 'finite'}")
-        return value
-
-    def _invalid(self, value: Any, origin: str, rule: str) -> PageddError:
-        return PageddError("invalid_setting", f"{self.name} = {value} ({origin}): {rule}", field=self.name)
-
-
-def _is_writable(text: str) -> bool:
-    """Bytes that are not UTF-8 reach Python as lone surrogates."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[T]):
+class Loaded(Generic[D]):
     """`config` and, for every setting, where its value came from: a flag, a variable, a file's path or `default`."""
 
-    config: T
+    config: D
     origins: dict[str, str]
 
-
-def settings_of(cls: type[DataclassType]) -> list[Setting]:
-    """The declarations of a settings dataclass, in order."""
-    hints = typing.get_type_hints(cls)
-    found = []
-    for item in fields(cls):
-        hint = hints[item.name]
-        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kind = next(option for option in options if option is not types.NoneType)
-        default = item.default if item.default is not MISSING else None
-        found.append(
-            Setting(
-                name=item.name,
-                kind=kind,
-                optional=types.NoneType in options,
-                default=default,
-                **item.metadata,
-            )
-        )
-    return found
+    def explain(self) -> Iterator[str]:
+        """A line for every setting: its value and where it came from. Those of tables have their names in TOML."""
+        for item in settings_of(type(self.config)):
+            holder = getattr(self.config, item.table) if item.table else self.config
+            yield f"{item.toml_key} = {item.show(getattr(holder, item.key))}  # {self.origins[item.name]}"
+        for table in tables_of(type(self.config)).values():
+            for kind, cls in table.subtables.items():
+                for name, holder in getattr(getattr(self.config, table.name), kind).items():
+                    for item in settings_of(cls, table.name):
+                        key = f"{table.name}.{kind}.{name}.{item.key}"
+                        origin = self.origins.get(key, self.origins[item.name])
+                        yield f"{key} = {item.show(getattr(holder, item.key))}  # {origin}"
 
 
 def load_settings(
@@ -221,31 +61,37 @@ def load_settings(
     variables, variable_file = _from_environment(settings, environ, frozenset(other_variables))
     named = flag_file or variable_file
     file = Path(named) if named else default_file
-    document = _from_toml(settings, file, required=named is not None)
+    document = _read_toml(file, required=named is not None)
+    written = _from_toml(settings, tables_of(cls), document, str(file))
 
     values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
+    origins: dict[str, str] = dict.fromkeys(written.of_one, str(file))
     for item in settings:
         if item.name in flags:
             values[item.name], origins[item.name] = flags[item.name], item.flag
         elif item.name in variables:
             values[item.name], origins[item.name] = variables[item.name], item.variable
-        elif item.name in document:
-            values[item.name], origins[item.name] = document[item.name], str(file)
+        elif item.name in written.of_all:
+            values[item.name], origins[item.name] = written.of_all[item.name], str(file)
         else:
             values[item.name], origins[item.name] = item.default, "default"
-    return Loaded(cls(**values), origins)
+    return Loaded(_build(cls, values, written), origins)
 
 
-def markdown_table(cls: type[DataclassType]) -> str:
-    """Every setting as a row: flag, default, range, meaning. Environment and TOML names follow from the flag."""
+def markdown_table(cls: type[DataclassType], table: str = "") -> str:
+    """Every setting of one TOML table, or outside tables, as a row: flag, default, range, meaning.
+
+    Environment and TOML names follow from the flag.
+    """
     rows = ["| flag | default | values | meaning |", "|---|---|---|---|"]
     for item in settings_of(cls):
+        if item.table != table:
+            continue
         default = item.show(item.default) + (
             f" ({item.none_means})" if item.default is None and item.none_means else ""
         )
         flags = " / ".join(f"`{flag}`" for flag in item.flags)
-        values = item.allowed or ("true or false" if item.kind is bool else _KINDS[item.kind])
+        values = item.allowed or ("true or false" if item.kind is bool else KINDS[item.kind])
         rows.append(f"| {flags} | {default} | {values} | {item.help} |")
     return "\n".join(rows)
 
@@ -301,20 +147,87 @@ def _from_environment(
     return found, environ.get(file_variable) or None
 
 
-def _from_toml(settings: list[Setting], file: Path, *, required: bool) -> dict[str, Any]:
+def _read_toml(file: Path, *, required: bool) -> dict[str, Any]:
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if not required:
             return {}
         raise PageddError("invalid_setting", f"config = {file}: there is no such file", field="config") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PageddError("invalid_setting", f"config = {file}: {error}", field="config") from error
-    by_name = {item.name: item for item in settings}
-    for key in document:
-        if key not in by_name:
-            raise _unknown("key", key, by_name, where=f" ({file})")
-    return {key: by_name[key].accept(value, str(file)) for key, value in document.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a TOML file says: `of_all` by a setting's name, `of_one` by the dotted key in a sub-table."""
+
+    of_all: dict[str, Any] = field(default_factory=dict)
+    of_one: dict[str, Any] = field(default_factory=dict)
+    names: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # sub-tables of (table, kind of name)
+
+
+def _from_toml(settings: list[Setting], tables: Mapping[str, Table], document: dict[str, Any], file: str) -> _Written:
+    written = _Written()
+    outside = {item.key: item for item in settings if not item.table}
+    for key, value in document.items():
+        if key not in tables:
+            _accept(key, value, outside, file, tables, written.of_all)
+            continue
+        inside = {item.key: item for item in settings if item.table == key}
+        subtables = tables[key].subtables
+        for inner, inner_value in _table(key, value, file).items():
+            if inner not in subtables:
+                _accept(inner, inner_value, inside, file, subtables, written.of_all, within=f"{key}.")
+                continue
+            declared = {item.key: item for item in settings_of(subtables[inner], key)}
+            written.names[key, inner] = list(_table(f"{key}.{inner}", inner_value, file))
+            for name, settings_of_one in inner_value.items():
+                within = f"{key}.{inner}.{name}."
+                named = {item: replace(spec, name=within + item, table="") for item, spec in declared.items()}
+                for item, item_value in _table(within.removesuffix("."), settings_of_one, file).items():
+                    _accept(item, item_value, named, file, (), written.of_one, within=within)
+    return written
+
+
+def _accept(
+    key: str,
+    value: Any,
+    known: Mapping[str, Setting],
+    file: str,
+    also_known: Iterable[str],
+    values: dict[str, Any],
+    within: str = "",
+) -> None:
+    """Checks one key of a file and puts its value under the setting's name."""
+    if key not in known:
+        raise _unknown("key", within + key, [within + other for other in (*known, *also_known)], where=f" ({file})")
+    values[known[key].name] = known[key].accept(value, file)
+
+
+def _table(key: str, value: Any, file: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise PageddError("invalid_setting", f"{key} = {value} ({file}): it is a table, [{key}]", field=key)
+    return value
+
+
+def _build(cls: type[D], values: Mapping[str, Any], written: _Written) -> D:
+    arguments = {item.key: values[item.name] for item in settings_of(cls) if not item.table}
+    hints = typing.get_type_hints(cls)
+    for table in tables_of(cls).values():
+        inside = {item.key: values[item.name] for item in settings_of(cls) if item.table == table.name}
+        for kind, one in table.subtables.items():
+            inside[kind] = {
+                name: one(
+                    **{
+                        item.key: written.of_one.get(f"{table.name}.{kind}.{name}.{item.key}", values[item.name])
+                        for item in settings_of(one, table.name)
+                    }
+                )
+                for name in written.names.get((table.name, kind), ())
+            }
+        arguments[table.name] = hints[table.name](**inside)
+    return cls(**arguments)
 
 
 def _unknown(what: str, name: str, known: Iterable[str], where: str = "") -> PageddError:

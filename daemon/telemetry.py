@@ -102,6 +102,7 @@ class Telemetry:
         self._gpus: list[GpuMeter] = []
         self._temperature_c = _Seldom(_cpu_temperature_c)
         self._rapl = Rapl()
+        self._energy_rapl = Rapl()  # its own, since `_rapl` tells the mean power since its last reading
         self._reading = threading.Lock()
         self._began_s = self._read_s = -math.inf
         self._last = Reading()
@@ -120,6 +121,19 @@ class Telemetry:
                 self._began_s = now_s
                 self._last, self._read_s = self._read(engine_pid, device), now_s
             return self._last
+        finally:
+            self._reading.release()
+
+    def read_energy(self, device: str | None) -> Figures:
+        """The counters of energy alone, which cost little to read. Nothing while another thread reads."""
+        if not self._reading.acquire(blocking=False):
+            return {}
+        try:
+            gpus = self._meters(device)
+            return {
+                "gpu_energy_joules": gpus[0].energy_joules() if gpus else None,
+                "cpu_energy_joules": self._energy_rapl.read()[0],
+            }
         finally:
             self._reading.release()
 
@@ -184,7 +198,7 @@ class TelemetryCollector(Collector):
             text = name.replace("_", " ") + "; see daemon/telemetry.py"
             if name == "gpu_energy_joules":
                 # What the card has used since its driver was loaded: it only grows.
-                yield CounterMetricFamily("pagedd:energy_joules", text, value=value)
+                yield CounterMetricFamily("pagedd:gpu_energy_joules", text, value=value)
             elif name == "cpu_energy_joules":
                 yield CounterMetricFamily("pagedd:cpu_energy_joules", text, value=value)
             else:

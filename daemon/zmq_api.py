@@ -28,6 +28,7 @@ from pagedd.client.protocol import (
     GetPrefixes,
     GetStats,
     GetText,
+    GetUsage,
     Ok,
     Ping,
     Pong,
@@ -136,7 +137,7 @@ class _Door:
             match message:
                 case Ping():
                     self._send(peer, Pong(id=message.id, version=VERSION, state=self._service.state))
-                case GetStats() | GetBlock() | GetPrefixes() | GetText():
+                case GetStats() | GetBlock() | GetPrefixes() | GetText() | GetUsage():
                     self._answer_later(peer, message.id, self._inspection.answer(message, peer.caller))
                 case _:
                     self._handle(peer, peer.caller, message)

@@ -10,7 +10,7 @@ import textwrap
 from typing import Any
 
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.settings import Setting, settings_of
+from pagedd.daemon.setting import Setting, Table, settings_of, tables_of
 
 HEADER = """\
 # Settings of the pagedd service. Every key is here, with its default; uncomment what you change, then
@@ -20,7 +20,13 @@ HEADER = """\
 
 
 def default_config() -> str:
-    return "\n".join([HEADER, *(f"{_entry(item)}\n" for item in settings_of(DaemonConfig))])
+    settings = settings_of(DaemonConfig)
+    parts = [HEADER, *(_entry(item) for item in settings if not item.table)]
+    for table in tables_of(DaemonConfig).values():
+        parts.append(f"[{table.name}]\n")
+        parts += [_entry(item) for item in settings if item.table == table.name]
+        parts += _subtables(table)
+    return "\n".join(parts)
 
 
 def _entry(item: Setting) -> str:
@@ -29,8 +35,15 @@ def _entry(item: Setting) -> str:
         sentences.append(f"{item.allowed[0].upper()}{item.allowed[1:]}.")
     if item.none_means:
         sentences.append(f'"{item.none}" is {item.none_means}.')
-    comment = textwrap.fill(" ".join(sentences), width=110, initial_indent="# ", subsequent_indent="# ")
-    return f"{comment}\n#{item.name} = {_toml(item, item.default)}"
+    return f"{_comment(' '.join(sentences))}\n#{item.key} = {_toml(item, item.default)}\n"
+
+
+def _subtables(table: Table) -> list[str]:
+    return [f"{_comment(text)}\n#[{table.name}.{kind}.NAME]\n" for kind, text in table.helps.items()]
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, width=110, initial_indent="# ", subsequent_indent="# ")
 
 
 def _toml(item: Setting, value: Any) -> str:

@@ -10,8 +10,10 @@ import pytest
 from pagedd.client import protocol
 from pagedd.client.errors import ERROR_KINDS
 from pagedd.daemon.admission import LIMITS
+from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_api import ROUTES
 from pagedd.daemon.openai_schema import UNSUPPORTED_FIELDS
+from pagedd.daemon.settings import markdown_table
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [path for folder in ("engine", "daemon", "client") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -56,6 +58,8 @@ PARTS = {
     "limits": ("api.md", limits_table),
     "unsupported": ("api.md", lambda: ", ".join(f"`{name}`" for name in UNSUPPORTED_FIELDS) + "."),
     "messages": ("api.md", messages_table),
+    "quota": ("quotas.md", lambda: markdown_table(DaemonConfig, "quota")),
+    "cost": ("quotas.md", lambda: markdown_table(DaemonConfig, "cost")),
 }
 
 

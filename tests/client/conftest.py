@@ -29,6 +29,7 @@ from pagedd.client.protocol import (
     GetPrefixes,
     GetStats,
     GetText,
+    GetUsage,
     Ok,
     Ping,
     Pong,
@@ -40,7 +41,9 @@ from pagedd.client.protocol import (
     Stats,
     StatsFrame,
     Usage,
+    UsageReport,
 )
+from pagedd.client.usage import CallerUsage, Cost
 
 WAIT_S = 10.0
 
@@ -107,6 +110,8 @@ class FakeDaemon:
             case GetPrefixes():
                 node = PrefixNode(digest="d1", parent="", depth=0, num_tokens=8, num_blocks=2, user="ana")
                 return [Prefixes(id=message.id, nodes=[node][: message.limit], num_blocks=2)]
+            case GetUsage():
+                return [make_usage(message.id)]
             case EvictPrefix():
                 return [Evicted(id=message.id, num_blocks=2)]
             case GetText():
@@ -151,6 +156,55 @@ def make_done(id: str, text: str, finish_reason: str = "stop") -> Done:
         model="tiny",
         choices=[Choice(index=0, text=text, token_ids=[0, 1, 2], finish_reason=finish_reason)],
         usage=Usage(prompt_tokens=5, completion_tokens=3),
+    )
+
+
+def make_usage(id: str = "u") -> UsageReport:
+    """Ana and a key, with a stated wattage and both prices; the key was not here in the last minute."""
+    total = Cost(
+        seconds=600.0,
+        prompt_tokens=300,
+        cached_tokens=100,
+        output_tokens=60,
+        joules=90.0,
+        joules_per_token=0.25,
+        joules_per_prompt_token=0.1,
+        joules_per_output_token=1.0,
+        money=0.003,
+        money_per_million_prompt_tokens=1.5,
+        money_per_million_output_tokens=12.25,
+    )
+    ana = CallerUsage(
+        caller="ana",
+        num_requests=4,
+        num_in_flight=1,
+        num_tokens_in_flight=50,
+        refusals={"tokens": 2, "requests": 1},
+        last_minute=total,
+        since_start=total,
+        max_requests=2,
+        tokens_per_minute=600,
+        tokens_left=250.5,
+    )
+    idle = Cost(seconds=60.0)
+    key = CallerUsage(
+        caller="key laptop",
+        num_requests=1,
+        num_in_flight=0,
+        num_tokens_in_flight=0,
+        refusals={},
+        last_minute=idle,
+        since_start=idle,
+    )
+    return UsageReport(
+        id=id,
+        callers=[ana, key],
+        last_minute=idle,
+        since_start=total,
+        energy_source="stated",
+        has_box_price=True,
+        has_kwh_price=True,
+        idle_joules=1000.0,
     )
 
 

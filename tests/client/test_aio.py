@@ -405,3 +405,11 @@ async def test_a_prompt_larger_than_a_message_is_refused_before_it_is_sent(daemo
         with pytest.raises(PageddError, match=r"message_too_large: \d+ bytes, limit 8388608"):
             await client.generate("x" * protocol.MAX_MESSAGE_BYTES)
         assert (await client.ping()).state == "ready"
+
+
+async def test_a_refusal_for_a_quota_says_when_to_come_again(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: [Failed(id=message.id, code="over_quota", message="later", retry_after_s=2.5)]
+    async with AsyncClient(directory) as client:
+        with pytest.raises(PageddError) as refused:
+            await client.generate("x").result()
+    assert (refused.value.code, refused.value.retry_after_s) == ("over_quota", 2.5)

@@ -196,6 +196,26 @@ def test_watching_stats_prints_each_frame_until_interrupted(daemon: FakeDaemon, 
     stop.set()
 
 
+def test_usage_and_cost_are_text_or_json(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("usage") == run("cost") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("who ")
+    assert "1 requests, 2 tokens" in printed
+    assert "J / output token" in printed
+    assert run("usage", "--json") == run("cost", "--json") == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first["callers"] == second["callers"]
+    assert first["since_start"]["joules_per_token"] == 0.25
+
+
+def test_a_quota_that_is_used_up_is_a_reason_to_try_again_later(
+    daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer = lambda message: [Failed(id=message.id, code="over_quota", message="try again", retry_after_s=2.0)]
+    assert run("generate", "x") == os.EX_TEMPFAIL
+    assert "over_quota: try again" in capsys.readouterr().err
+
+
 def test_prefixes_and_events_are_text_or_json(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.frame.events = [Event(seq=1, time_s=0.0, kind="engine", reason="ready")]
     assert run("prefixes") == run("events") == 0

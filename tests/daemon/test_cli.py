@@ -11,7 +11,7 @@ import pytest
 from pagedd.client.errors import ERROR_KINDS, PageddError
 from pagedd.daemon import cli
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.settings import settings_of
+from pagedd.daemon.setting import settings_of
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.config import DaemonConfig, load_config
-from pagedd.daemon.settings import Loaded, Setting, markdown_table, settings_of
+from pagedd.daemon.quota_config import QuotaLimits
+from pagedd.daemon.setting import Setting, settings_of
+from pagedd.daemon.settings import Loaded, markdown_table
 from pagedd.engine.config import EngineConfig
 
 NO_FILE = Path("/nonexistent/pagedd.toml")
@@ -190,9 +192,68 @@ def test_every_default_is_in_its_own_range_and_every_setting_is_explained() -> N
 
 
 def test_the_table_has_a_row_for_every_flag() -> None:
-    rows = markdown_table(DaemonConfig).splitlines()
-    assert len(rows) == 2 + len(settings_of(DaemonConfig))
+    rows = [row for table in ("", "quota", "cost") for row in markdown_table(DaemonConfig, table).splitlines()]
+    assert len(rows) == 3 * 2 + len(settings_of(DaemonConfig))
     assert "| `--block-size` | 16 | 8, 16 or 32 | Tokens in a KV block. |" in rows
+
+
+# Tables
+
+
+def test_a_table_s_settings_have_flags_and_variables_with_the_table_s_name_first(toml: Path) -> None:
+    toml.write_text("[quota]\nmax_requests = 4\nkv_share = 0.5\n[cost]\nwatts = 65\n")
+    loaded = load("--quota-kv-share", "0.25", environ={"PAGEDD_COST_PUE": "1.2"}, file=toml)
+    assert (loaded.config.quota.max_requests, loaded.config.quota.kv_share) == (4, 0.25)
+    assert (loaded.config.cost.watts, loaded.config.cost.pue) == (65.0, 1.2)
+    assert loaded.origins["quota_max_requests"] == str(toml)
+    assert loaded.origins["quota_kv_share"] == "--quota-kv-share"
+    assert loaded.origins["cost_pue"] == "PAGEDD_COST_PUE"
+
+
+def test_one_caller_s_table_has_what_it_leaves_out_from_everybody_s_wherever_that_is_from(toml: Path) -> None:
+    toml.write_text("[quota]\nmax_requests = 4\n[quota.user.0]\nweight = 2\n[quota.key.laptop]\nmax_requests = 1\n")
+    loaded = load("--quota-tokens-per-minute", "600", file=toml)
+    quota = loaded.config.quota
+    assert quota.by_uid() == {0: QuotaLimits(max_requests=4, tokens_per_minute=600, weight=2.0)}
+    assert quota.key == {"laptop": QuotaLimits(max_requests=1, tokens_per_minute=600)}
+    lines = list(loaded.explain())
+    assert f"quota.max_requests = 4  # {toml}" in lines
+    assert f"quota.user.0.weight = 2.0  # {toml}" in lines
+    assert "quota.user.0.tokens_per_minute = 600  # --quota-tokens-per-minute" in lines
+
+
+def test_a_user_may_be_named_or_numbered_but_not_both(toml: Path) -> None:
+    toml.write_text("[quota.user.root]\nmax_requests = 2\n")
+    assert load(file=toml).config.quota.by_uid() == {0: QuotaLimits(max_requests=2)}
+    toml.write_text("[quota.user.root]\n[quota.user.0]\n")
+    assert "user 0 has a table already" in refusal(file=toml).message
+    toml.write_text("[quota.user.nobody-here]\n")
+    assert refusal(file=toml).message.startswith("quota.user.nobody-here: there is no user of that name")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("quota_max_requests = 4", "unknown_setting", "key quota_max_requests"),
+        ("[quota]\nmax_request = 4", "unknown_setting", "did you mean quota.max_requests?"),
+        ("[quotas]\nmax_requests = 4", "unknown_setting", "did you mean quota?"),
+        ("[quota.users.0]\n", "unknown_setting", "did you mean quota.user?"),
+        ("[quota.user.0]\nwieght = 1", "unknown_setting", "did you mean quota.user.0.weight?"),
+        ("[quota.user.0.more]\nweight = 1", "unknown_setting", "key quota.user.0.more"),
+        ("quota = 3", "invalid_setting", "quota = 3"),
+        ("[quota]\nuser = 3", "invalid_setting", "it is a table, [quota.user]"),
+        ("[quota.user]\nana = 3", "invalid_setting", "it is a table, [quota.user.ana]"),
+        ("[quota]\nkv_share = 0", "invalid_setting", "quota_kv_share = 0.0"),
+        ("[quota.user.0]\nkv_share = 2", "invalid_setting", "quota.user.0.kv_share = 2.0"),
+    ],
+)
+def test_what_a_table_does_not_know_is_refused_like_everything_else(
+    toml: Path, text: str, code: str, said: str
+) -> None:
+    toml.write_text(text)
+    error = refusal(file=toml)
+    assert error.code == code
+    assert said in error.message
 
 
 @given(st.sampled_from(settings_of(DaemonConfig)), st.text(max_size=8))

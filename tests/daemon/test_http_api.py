@@ -14,11 +14,9 @@ import msgspec
 import pytest
 import uvloop
 
-from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon import http_api, http_generate
 from pagedd.daemon.engine_host import EngineState
-from pagedd.daemon.http_api import read_api_keys
 
 from .scripted import EOS, ScriptedHost, Served, decode_events, serving, until
 
@@ -433,15 +431,6 @@ async def test_tcp_refuses_a_page_that_was_sent_here_under_another_name(tcp: tup
     headers = {"Host": host, "Authorization": "Bearer first-key"}
     async with aiohttp.ClientSession() as http, http.get(f"{url}/v1/models", headers=headers) as response:
         assert response.status == 403
-
-
-@pytest.mark.parametrize("text", ["", "\n# nothing\n"])
-def test_a_key_file_without_a_key_is_a_wrong_setting(tmp_path: Path, text: str) -> None:
-    (tmp_path / "keys").write_text(text)
-    for path in (tmp_path / "keys", tmp_path / "absent"):
-        with pytest.raises(PageddError) as refused:
-            read_api_keys(path)
-        assert (refused.value.code, refused.value.field) == ("invalid_setting", "api_key_file")
 
 
 # The end

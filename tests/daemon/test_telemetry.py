@@ -153,9 +153,16 @@ def test_prometheus_sees_what_is_available_and_energy_as_a_counter() -> None:
     samples = {sample.name: sample.value for metric in collector.collect() for sample in metric.samples}
     assert samples == {
         "pagedd:gpu_power_watts": 35.5,
-        "pagedd:energy_joules_total": 9.0,
+        "pagedd:gpu_energy_joules_total": 9.0,
         "pagedd:cpu_energy_joules_total": 4.0,
     }
+
+
+def test_energy_can_be_read_alone_and_is_the_same_counter() -> None:
+    telemetry = Telemetry(FakeNvml())
+    assert telemetry.read_energy("cuda:0")["gpu_energy_joules"] == 2000.0
+    assert telemetry.read_energy("cpu")["gpu_energy_joules"] is None
+    assert telemetry.read_energy(None).keys() == {"gpu_energy_joules", "cpu_energy_joules"}
 
 
 # The energy of the processor's packages

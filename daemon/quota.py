@@ -1,0 +1,165 @@
+"""What one caller may still have: requests in flight, tokens a minute, a share of the KV pool.
+
+A request holds what it may need (prompt, and `max_tokens` of each choice) from the door until its end, when what it
+did not use is given back: nobody gets more by asking for more choices, by leaving `max_tokens` out, or by starting many
+at once. Owns the arithmetic and its refusals. Who the callers are is `accounts.py`'s, their limits `quota_config.py`'s.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon.quota_config import QuotaLimits
+
+# When another of the caller's requests will end is not known; it may be soon.
+_BUSY_RETRY_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """What one live request holds of its caller's quota. Mutated only by `Allowance`."""
+
+    num_choices: int = 0
+    num_tokens: int = 0
+
+
+class TokenBucket:
+    """Tokens that may be taken now. It holds a minute's worth, and fills in a minute."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.capacity = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._filled_s = clock()
+
+    @property
+    def level(self) -> float:
+        now_s = self._clock()
+        self._level = min(self.capacity, self._level + (now_s - self._filled_s) * self.capacity / 60)
+        self._filled_s = now_s
+        return self._level
+
+    def put(self, num_tokens: float) -> None:
+        """Gives back, or takes when negative; what does not fit is lost."""
+        self._level = min(self.capacity, self.level + num_tokens)
+
+    def seconds_until(self, num_tokens: float) -> float:
+        """How long until so many may be taken, if nobody takes any before; at most `capacity` can ever be."""
+        return max(0.0, (num_tokens - self.level) * 60 / self.capacity)
+
+
+class Allowance:
+    """One caller's limits and what its live requests hold of them.
+
+    Args:
+        clock: seconds, monotonic; replaceable so that tests decide what time it is.
+    """
+
+    def __init__(self, limits: QuotaLimits, clock: Callable[[], float]) -> None:
+        self.limits = limits
+        self.num_choices = 0
+        self.num_tokens = 0
+        self._clock = clock
+        self._bucket: TokenBucket | None = None
+        self.replace(limits)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether forgetting it would forget nothing: nothing is held and the bucket is full."""
+        return self.num_choices == 0 and (self._bucket is None or self._bucket.level >= self._bucket.capacity)
+
+    @property
+    def tokens_left(self) -> float | None:
+        """What may be taken now; None when there is no limit a minute."""
+        return None if self._bucket is None else self._bucket.level
+
+    def replace(self, limits: QuotaLimits) -> None:
+        """Other limits from now on. What has been used of a minute stays used."""
+        left, old = self.tokens_left, self._bucket
+        self.limits, self._bucket = limits, None
+        if limits.tokens_per_minute is not None:
+            self._bucket = TokenBucket(limits.tokens_per_minute, self._clock)
+            if left is not None and old is not None:
+                self._bucket.put(left - old.capacity)
+
+    def most_tokens(self, pool_tokens: int) -> int | None:
+        """The most that one request may ever need, prompt and output; None is no limit but the pool's own."""
+        kv_tokens = self._kv_tokens(pool_tokens)
+        return min((limit for limit in (self.limits.tokens_per_minute, kv_tokens) if limit is not None), default=None)
+
+    def hold(self, asked: Sequence[tuple[Hold, int, int]], pool_tokens: int, *, most_tokens: int | None = None) -> None:
+        """Lets each hold have its (choices, tokens), all or none; those that it has count towards them.
+
+        `most_tokens` is what they may turn out to be when they are counted, so that nobody comes again too early.
+        Raises `PageddError`: `over_quota` with the time after which there is room, `exceeds_quota` when there never is.
+        """
+        num_choices = sum(choices for _, choices, _ in asked)
+        num_tokens = sum(tokens for _, _, tokens in asked)
+        self._refuse_impossible(num_choices, num_tokens, pool_tokens)
+        new_choices = num_choices - sum(hold.num_choices for hold, _, _ in asked)
+        new_tokens = num_tokens - sum(hold.num_tokens for hold, _, _ in asked)
+        self._refuse_excess(new_choices, new_tokens, num_tokens, pool_tokens, most_tokens)
+        for hold, choices, tokens in asked:
+            hold.num_choices, hold.num_tokens = choices, tokens
+        self._change(new_choices, new_tokens, taken=new_tokens)
+
+    def release(self, hold: Hold, num_used_tokens: int) -> None:
+        """The request ended. What it did not use may be used by others; nothing happens the second time."""
+        if hold.num_choices:
+            self._change(-hold.num_choices, -hold.num_tokens, taken=min(0, num_used_tokens - hold.num_tokens))
+            hold.num_choices = hold.num_tokens = 0
+
+    def check_priority(self, priority: int) -> None:
+        """Raises `PageddError("exceeds_quota")`."""
+        if priority > self.limits.max_priority:
+            message = f"priority = {priority}, its caller may have {self.limits.max_priority}; lower it"
+            raise QuotaRefusal("exceeds_quota", message, limit="priority")
+
+    def _change(self, num_choices: int, num_tokens: int, *, taken: int) -> None:
+        self.num_choices += num_choices
+        self.num_tokens += num_tokens
+        if self._bucket is not None:
+            self._bucket.put(-taken)
+
+    def _kv_tokens(self, pool_tokens: int) -> int | None:
+        return None if self.limits.kv_share is None else int(self.limits.kv_share * pool_tokens)
+
+    def _refuse_impossible(self, num_choices: int, num_tokens: int, pool_tokens: int) -> None:
+        for name, limit, needed, what in (
+            ("requests", self.limits.max_requests, num_choices, "requests in flight, choices counted; send fewer"),
+            ("tokens", self.limits.tokens_per_minute, num_tokens, "tokens a minute; shorten it, or lower max_tokens"),
+            ("kv", self._kv_tokens(pool_tokens), num_tokens, "tokens of the KV pool; shorten it, or lower max_tokens"),
+        ):
+            if limit is not None and needed > limit:
+                message = f"the request needs {needed}, its caller may have {limit} {what}"
+                raise QuotaRefusal("exceeds_quota", message, limit=name)
+
+    def _refuse_excess(
+        self, new_choices: int, new_tokens: int, num_tokens: int, pool_tokens: int, most_tokens: int | None
+    ) -> None:
+        most, kv_tokens, bucket = self.limits.max_requests, self._kv_tokens(pool_tokens), self._bucket
+        if most is not None and 0 < new_choices > most - self.num_choices:
+            raise _over("requests", f"{self.num_choices} in flight and {new_choices} came, limit {most}", _BUSY_RETRY_S)
+        if kv_tokens is not None and 0 < new_tokens > kv_tokens - self.num_tokens:
+            others = self.num_tokens - (num_tokens - new_tokens)
+            what = f"{others} tokens in flight and {num_tokens} came, limit {kv_tokens} of the KV pool"
+            raise _over("kv", what, _BUSY_RETRY_S)
+        if bucket is not None and 0 < new_tokens > bucket.level:
+            left = math.floor(bucket.level) + num_tokens - new_tokens
+            at_least = "" if most_tokens is None else "at least "
+            what = f"{at_least}{num_tokens} tokens needed, {left} left of {bucket.capacity} a minute"
+            raise _over("tokens", what, bucket.seconds_until(min(bucket.capacity, most_tokens or new_tokens)))
+
+
+class QuotaRefusal(PageddError):
+    """A caller has no room, now or ever. `limit` is which: `requests`, `tokens` (a minute), `kv` or `priority`."""
+
+    def __init__(self, code: str, message: str, *, limit: str, retry_after_s: float | None = None) -> None:
+        super().__init__(code, message, retry_after_s=retry_after_s)
+        self.limit = limit
+
+
+def _over(limit: str, what: str, retry_after_s: float) -> QuotaRefusal:
+    message = f"{what}; try again in {math.ceil(retry_after_s * 10) / 10:g} s"
+    return QuotaRefusal("over_quota", message, limit=limit, retry_after_s=retry_after_s)

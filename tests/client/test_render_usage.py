@@ -1,0 +1,67 @@
+"""Usage and costs as text; "not known" is never a number."""
+
+import msgspec
+
+from pagedd.client.render import ASCII, UNICODE
+from pagedd.client.render_usage import render_cost, render_usage
+from pagedd.client.usage import Cost
+
+from .conftest import make_usage
+
+
+def test_usage_is_a_row_for_each_caller_with_what_is_left() -> None:
+    assert render_usage(make_usage(), UNICODE) == [
+        "who         requests  live  prompt  cached  output  refused               left/min     J     money",
+        "ana                4   1/2     300     100      60  1 requests, 2 tokens   250/600  90.0  0.003000",
+        "key laptop         1     0       0       0       0  0                            –     –         –",
+    ]
+
+
+def test_nobody_has_asked_yet() -> None:
+    report = msgspec.structs.replace(make_usage(), callers=[])
+    assert render_usage(report, ASCII) == ["nobody has asked for anything since the daemon started"]
+
+
+def test_a_cost_says_what_it_is_made_of() -> None:
+    assert render_cost(make_usage(), UNICODE) == [
+        "energy: from the wattage that [cost] watts states; nothing was measured",
+        "        1000.0 J more were used without work, and are nobody's",
+        "money:  the box and its power, in the currency of [cost]",
+        "",
+        "                               last minute  since start",
+        "prompt tokens                            0          300",
+        "  of them cached                         0          100",
+        "output tokens                            0           60",
+        "J                                        –         90.0",
+        "J / token                                –       0.2500",
+        "J / prompt token                         –       0.1000",
+        "J / output token                         –       1.0000",
+        "money                                    –     0.003000",
+        "money / million prompt tokens            –       1.5000",
+        "money / million output tokens            –      12.2500",
+        "",
+        "who         J, last minute  J / token  J, since start  J / token     money  /M prompt  /M output",
+        "ana                   90.0     0.2500            90.0     0.2500  0.003000     1.5000    12.2500",
+        "key laptop               –          –               –          –         –          –          –",
+    ]
+
+
+def test_what_is_not_known_is_said_with_the_setting_that_it_needs() -> None:
+    cost = Cost(seconds=60.0, output_tokens=5)
+    nothing = msgspec.structs.replace(
+        make_usage(),
+        callers=[],
+        last_minute=cost,
+        since_start=cost,
+        energy_source="",
+        idle_joules=None,
+        has_box_price=False,
+        has_kwh_price=False,
+    )
+    lines = render_cost(nothing, ASCII)
+    assert lines[0].startswith("energy: not known: no counter")
+    assert "[cost] watts" in lines[0]
+    assert lines[1] == "money:  not known: state [cost] box_price and kwh_price"
+    assert [line.split()[-2:] for line in lines if line.startswith(("J", "money /"))] == [["-", "-"]] * 6
+    alone = msgspec.structs.replace(nothing, has_box_price=True)
+    assert render_cost(alone, ASCII)[1].startswith("money:  the box alone; the rest needs [cost] kwh_price")
