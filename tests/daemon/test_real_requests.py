@@ -172,14 +172,16 @@ async def test_a_prompt_that_does_not_fit_is_refused_with_the_models_own_numbers
     assert "(256 blocks of 16)" in answer["error"]["message"]
 
 
-async def test_both_processes_hold_little_beside_weights_and_pool(
-    http: aiohttp.ClientSession, serving_daemon: RunningDaemon, model_gguf: Path
-) -> None:
+async def test_both_processes_hold_little_beside_weights_and_pool(start_daemon: StartDaemon, model_gguf: Path) -> None:
+    # One of its own: what other tests made the shared one hold is no part of this.
+    daemon = start_daemon("--num-blocks", "256").wait_ready()
     weight_bytes = model_gguf.stat().st_size  # noqa: ASYNC240 (returns at once)
-    await asyncio.gather(*(complete(http, prompt=f"{i} {PROMPT}", max_tokens=8) for i in range(32)))
-    async with http.get("/metrics") as response:
-        (cache,) = re.findall(r"^vllm:cache_config_info{(.*)}", await response.text(), re.MULTILINE)
+    connector = aiohttp.UnixConnector(str(daemon.endpoints.http), limit=0)
+    async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+        await asyncio.gather(*(complete(http, prompt=f"{i} {PROMPT}", max_tokens=8) for i in range(32)))
+        async with http.get("/metrics") as response:
+            (cache,) = re.findall(r"^vllm:cache_config_info{(.*)}", await response.text(), re.MULTILINE)
     facts = dict(re.findall(r'(\w+)="(\w+)"', cache))
     pool_bytes = int(facts["num_gpu_blocks"]) * int(facts["block_size"]) * int(facts["kv_bytes_per_token"])
-    held = tree_bytes(psutil.Process(serving_daemon.process.pid))
+    held = tree_bytes(psutil.Process(daemon.process.pid))
     assert held <= weight_bytes + pool_bytes + 450e6
