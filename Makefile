@@ -7,6 +7,8 @@ LOCKS := requirements.lock requirements-dev.lock
 # A new lock makes a new stamp, whatever the files' times say.
 LOCK_DIGEST := $(shell cat $(LOCKS) pyproject.toml scripts/environment | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_DIGEST)
+# Triton, where torch has brought none: a GB that serving on a CPU has no use for, and the tests of its kernels have.
+TRITON := $(VENV)/triton-$(shell sha256sum requirements-triton.lock | cut -c1-16)
 MODEL ?= smollm2-135m-instruct
 BENCHES := paging step static_batch
 PEERS :=
@@ -27,19 +29,19 @@ run: kernels  ## set up, fetch the default model, start the daemon in the foregr
 	@exec $(VENV)/bin/pagedd --model $(MODEL) $(ARGS)
 
 .PHONY: test
-test: kernels  ## set up and run the tests (ARGS="-k name")
+test: kernels $(TRITON)  ## set up and run the tests (ARGS="-k name")
 	@$(VENV)/bin/pytest $(ARGS)
 
 .PHONY: test-kernels
-test-kernels: $(STAMP)  ## run the Triton kernels over all their shapes, interpreted (ARGS="-k name")
+test-kernels: $(STAMP) $(TRITON)  ## run the Triton kernels over all their shapes, interpreted (ARGS="-k name")
 	@OMP_NUM_THREADS=1 $(VENV)/bin/pytest tests/kernels/triton -m "kernels or not kernels" $(ARGS)
 
 .PHONY: kernels-aot
-kernels-aot: $(STAMP)  ## compile the Triton kernels for every GPU, without one (ARGS="--ops linear --archs 90")
+kernels-aot: $(STAMP) $(TRITON)  ## compile the Triton kernels for every GPU, without one (ARGS="--ops linear --archs 90")
 	@$(VENV)/bin/python -P -m pagedd.bench.kernels_aot $(ARGS)
 
 .PHONY: lint
-lint: $(STAMP) .typing  ## ruff, the format check, and mypy in strict mode
+lint: $(STAMP) $(TRITON) .typing  ## ruff, the format check, and mypy in strict mode
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy -p pagedd
@@ -77,6 +79,11 @@ clean:  ## remove the environment and every cache in this folder
 $(STAMP):
 	@scripts/environment $(VENV) $(LOCKS)
 	@$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(TRITON): $(STAMP)
+	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || { echo "pagedd: installing Triton for the tests (about 290 MB)"; \
+		$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-triton.lock; }
 	@touch $@
 
 # mypy finds a package by its folder's name, and the package here is called pagedd.

@@ -134,6 +134,6 @@ def test_bare_make_prints_every_target_with_a_sentence() -> None:
         ["make", "-C", str(ROOT), "--no-print-directory"], capture_output=True, text=True, check=True
     )
     targets = [line.split()[1] for line in shown.stdout.splitlines()]
-    setting_up = ["help", "kernels", "run", "test", "lint", "format"]
+    setting_up = ["help", "kernels", "run", "test", "test-kernels", "kernels-aot", "lint", "format"]
     assert targets == [*setting_up, "bench", "bench-peers", "screenshots", "install", "uninstall", "clean"]
     assert all(len(line.split()) > 3 for line in shown.stdout.splitlines())
