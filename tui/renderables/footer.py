@@ -29,14 +29,20 @@ def spelled(hints: list[Hint], glyphs: Glyphs) -> list[Hint]:
 
 
 def placed(hints: list[Hint], width: int) -> list[tuple[int, Hint]]:
-    """(first cell, hint) for those that fit; what does not fit is left out, and help has it."""
-    found = []
+    """(first cell, hint) for those that fit. What does not is left out, and help has it.
+
+    The last two are how to get help and how to leave: they go last.
+    """
+    ways_out = hints[-2:]
+    room = width - sum(hint.width + _GAP for hint in ways_out)
+    found: list[tuple[int, Hint]] = []
     at = 1
-    for hint in hints:
-        if at + hint.width > width:
-            break
-        found.append((at, hint))
-        at += hint.width + _GAP
+    for limit, group in ((room, hints[:-2]), (width, ways_out)):
+        for hint in group:
+            if at + hint.width > limit:
+                break
+            found.append((at, hint))
+            at += hint.width + _GAP
     return found
 
 
