@@ -99,20 +99,21 @@ def test_beyond_the_pool_there_is_no_block_and_no_prefix_of_an_unknown_digest(be
     assert engine.evict_prefix(b"unknown") is None
 
 
-def test_a_step_says_who_lost_what_to_whom(bench, engine_of) -> None:
+def test_a_step_says_who_lost_what_to_whom(bench) -> None:
     b = bench(num_blocks=20, max_num_seqs=1)
-    engine = engine_of(b)
     b.add("low", [1, 2], max_tokens=9)
     b.step()
-    assert engine.preemptions == []
+    assert b.scheduler.preemptions == []
     b.add("urgent", [3, 4], priority=50)
     b.step()
-    assert engine.preemptions == [Preemption(request_id="low", choice_index=0, by_request_id="urgent", for_what="seat")]
+    assert b.scheduler.preemptions == [
+        Preemption(request_id="low", choice_index=0, by_request_id="urgent", for_what="seat")
+    ]
     b.step()
-    assert engine.preemptions == []
+    assert b.scheduler.preemptions == []
 
 
-def test_a_sequence_that_grows_takes_blocks_and_is_named(bench, engine_of) -> None:
+def test_a_sequence_that_grows_takes_blocks_and_is_named(bench) -> None:
     b = bench(num_blocks=4, max_num_seqs=2, enable_prefix_caching=False)
     b.add("first", [1] * 7, max_tokens=8)
     b.step()
@@ -120,5 +121,5 @@ def test_a_sequence_that_grows_takes_blocks_and_is_named(bench, engine_of) -> No
     seen = []
     while b.scheduler.has_work:
         b.step()
-        seen += engine_of(b).preemptions
+        seen += b.scheduler.preemptions
     assert Preemption(request_id="second", choice_index=0, by_request_id="first", for_what="blocks") in seen
