@@ -143,7 +143,10 @@ class Scheduler:
     @property
     def oldest_wait_s(self) -> float:
         """Seconds that the longest-waiting, never started sequence has waited; 0 when none waits."""
-        return self._seats.oldest_wait_s(self._clock())
+        choices = ((choice, group) for group in self._groups.values() for choice in group.live.values())
+        waiting = (c for c, group in choices if c.state is SequenceState.WAITING and c not in group.unforked)
+        oldest = next(waiting, None)  # groups stand in order of arrival
+        return 0.0 if oldest is None else self._clock() - oldest.arrival_s
 
     @property
     def preemptions(self) -> list[Preemption]:

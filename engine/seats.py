@@ -59,11 +59,6 @@ class Seats:
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._awaiting)
 
-    def oldest_wait_s(self, now: float) -> float:
-        """Seconds that the longest-waiting, never started sequence has waited; 0 when none waits."""
-        arrivals = (s.arrival_s for s in (*self._waiting, *self._awaiting) if s.state is SequenceState.WAITING)
-        return now - min(arrivals, default=now)
-
     def enqueue(self, sequence: Sequence) -> None:
         """Waits for a seat from now on."""
         self._waiting.push(sequence)
@@ -87,15 +82,12 @@ class Seats:
         self._in_flight.remove(sequence)
 
     def set_urgency(self, sequence: Sequence, priority: int, due: float) -> None:
-        if sequence in self._lent:
-            self._lent[sequence] = priority, due
-            return
+        """Its own; what is lent to it, and what it lends, follows."""
+        self._lent.pop(sequence, None)
         sequence.priority, sequence.due_s = priority, due
         if sequence in self._waiting:
             self._waiting.push(sequence)
-        if sequence in self._awaiting:
-            self._lend()
-        self.running.sort(key=urgency)
+        self._lend_anew()
 
     # --- a step is formed ---------------------------------------------------------------------------------------------
 
@@ -202,7 +194,8 @@ class Seats:
         """Leaves the queue until `writer` has computed its blocks up to `end_block`, as urgently as `sequence` is."""
         self._waiting.remove(sequence)
         self._awaiting[sequence] = (writer, end_block)
-        self._lend()
+        if self._lend(sequence, writer):
+            self.running.sort(key=urgency)
 
     def _wake(self) -> None:
         """Back into the queue go those whose blocks are there, or will not come; and lent urgency to who lent it."""
@@ -211,17 +204,23 @@ class Seats:
                 del self._awaiting[sequence]
                 self._waiting.push(sequence)
         if self._lent:
-            self._lend()
+            self._lend_anew()
 
-    def _lend(self) -> None:
+    def _lend(self, sequence: Sequence, writer: Sequence) -> bool:
+        """Makes `writer` as urgent as `sequence`, which waits for it; False where it is that already."""
+        if urgency(sequence) >= urgency(writer):
+            return False
+        self._lent.setdefault(writer, (writer.priority, writer.due_s))
+        writer.priority, writer.due_s = max(writer.priority, sequence.priority), sequence.due_s
+        return True
+
+    def _lend_anew(self) -> None:
         """Those who are waited for become as urgent as the most urgent who waits; nobody else but by itself."""
         for writer, (priority, due) in self._lent.items():
             writer.priority, writer.due_s = priority, due
         own, self._lent = self._lent, {}
         for sequence, (writer, _) in self._awaiting.items():
-            if urgency(sequence) < urgency(writer):
-                self._lent.setdefault(writer, (writer.priority, writer.due_s))
-                writer.priority, writer.due_s = max(writer.priority, sequence.priority), sequence.due_s
+            self._lend(sequence, writer)
         for writer in own:
             if writer in self._waiting:
                 self._waiting.push(writer)

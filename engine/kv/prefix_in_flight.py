@@ -16,9 +16,6 @@ class PrefixesInFlight:
         self._writers: dict[bytes, Sequence] = {}
         self._digests: dict[Sequence, list[bytes]] = {}  # of each writer
 
-    def __len__(self) -> int:
-        return len(self._writers)
-
     def add(self, sequence: Sequence) -> None:
         """`sequence` was admitted, and will compute its known tokens from here on."""
         blocks = range(sequence.num_indexed_blocks, sequence.num_tokens // self._blocks.block_size)

@@ -91,6 +91,8 @@ def test_lent_urgency_is_given_back(bench) -> None:
     b.add("high", [*SHARED, 3], priority=50)
     b.step()
     assert low.priority == 50
+    b.scheduler.set_priority("low", 80)
+    assert low.priority == 80
     b.scheduler.set_priority("low", -60)
     assert low.priority == 50
     while ("high", 0) not in b.finished:
