@@ -51,7 +51,7 @@ from pagedd.engine.step import ScheduledSequence
 
 BLOCK_SIZE = 16
 WEIGHT_FORMS = ("auto", "float32", "bf16", "int8", "int4")
-KV_FORMS = ("bf16", "fp8", "int8", "int4")
+KV_FORMS = ("bf16", "fp8", "int8", "k8v4", "int4")
 FEW_ROWS = 32  # chunks of fewer rows run on `--few-windows`
 # The engine's `dtype`.
 ACTIVATIONS = {"float32": "float32", "bf16": "bfloat16"}

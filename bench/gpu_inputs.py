@@ -33,7 +33,8 @@ class PagedInputs:
         moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, torch.Tensor)}
         layer = self.kv_layer
         if isinstance(layer, QuantizedLayer):
-            moved["kv_layer"] = replace(layer, data=layer.data.to(device))  # type: ignore[assignment]
+            keys, values = (plane.to(device) for plane in layer.planes)
+            moved["kv_layer"] = replace(layer, planes=(keys, values))  # type: ignore[assignment]
         return replace(self, **moved)  # type: ignore[arg-type]
 
 
@@ -95,17 +96,17 @@ def make_inputs(
 
 def _layer(shape: tuple[int, ...], form: str, device: torch.device | None) -> KVLayer:
     """Poisoned for `None`, else drawn on `device`."""
-    *outer, block_size, head_dim = shape
+    _, num_blocks, num_kv_heads, block_size, head_dim = shape
     kv_form = FORMS[form]
     if kv_form.dtype is not None:
         if device is None:
             return torch.full(shape, float("nan"), dtype=kv_form.dtype)
         return torch.empty(shape, dtype=kv_form.dtype, device=device).normal_()
-    data = torch.full((*outer, kv_form.record_bytes(block_size, head_dim)), 0xFF, dtype=torch.uint8, device=device)
-    layer = QuantizedLayer(data, kv_form, block_size, head_dim)
+    layer = QuantizedLayer.filled(kv_form, num_blocks, num_kv_heads, block_size, head_dim, 0xFF, device)
     if device is not None:
-        layer.values.random_(0, 0x70)  # finite in every form
-        layer.scales.view(torch.int16).fill_(0x3C00)  # 2⁻⁷ as bfloat16
+        for plane in range(2):
+            layer.values(plane).random_(0, 0x70)  # finite in every form
+            layer.scales(plane).view(torch.int16).fill_(0x3C00)  # 2⁻⁷ as bfloat16
     return layer
 
 

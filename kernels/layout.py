@@ -6,7 +6,7 @@ physical ones. Knows nothing of sequences or of who fills the tables: see `engin
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,25 +23,59 @@ class QuantizedLayer:
     """One layer's cache in a quantized form.
 
     Attributes:
-        data: [2, num_blocks, num_kv_heads, record_bytes] uint8, keys first; records as in `kv_form.py`.
-            Of what is gathered from it, [num_rows, record_bytes].
+        planes: keys and values, [num_blocks, num_kv_heads, record_bytes] uint8 each; records as in `kv_form.py`.
     """
 
-    data: torch.Tensor
+    planes: tuple[torch.Tensor, torch.Tensor]
     form: KVForm
     block_size: int
     head_dim: int
 
-    @property
-    def values(self) -> torch.Tensor:
-        """[2, num_blocks, num_kv_heads, block_size, value_bytes], a view."""
-        return self._part(0, self.form.value_bytes(self.head_dim))
+    @classmethod
+    def filled(
+        cls,
+        form: KVForm,
+        num_blocks: int,
+        num_kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        byte: int = 0,
+        device: torch.device | None = None,
+    ) -> "QuantizedLayer":
+        """A layer of which every byte is `byte`."""
+        keys, values = (
+            torch.full(
+                (num_blocks, num_kv_heads, form.record_bytes(plane, block_size, head_dim)),
+                byte,
+                dtype=torch.uint8,
+                device=device,
+            )
+            for plane in range(2)
+        )
+        return cls((keys, values), form, block_size, head_dim)
 
-    @property
-    def scales(self) -> torch.Tensor:
-        """[2, num_blocks, num_kv_heads, block_size, scale_bytes], a view."""
-        start = self.block_size * self.form.value_bytes(self.head_dim)
-        return self._part(start, self.form.scale_bytes(self.head_dim))
+    def values(self, plane: int) -> torch.Tensor:
+        """[num_blocks, num_kv_heads, block_size, value_bytes] of keys (`plane` 0) or values (1), a view."""
+        return self._values(self.planes[plane], plane)
+
+    def scales(self, plane: int) -> torch.Tensor:
+        """[num_blocks, num_kv_heads, block_size, scale_bytes], a view."""
+        return self._scales(self.planes[plane], plane)
+
+    def write(self, plane: int, blocks: torch.Tensor, offsets: torch.Tensor, x: torch.Tensor) -> None:
+        """Quantizes rows.
+
+        Args:
+            blocks, offsets: [num_tokens] int64, where each token's row belongs.
+            x: [num_tokens, num_kv_heads, head_dim].
+        """
+        values, scales = self.form.rows[plane].quantize(x)
+        self.values(plane)[blocks, :, offsets] = values
+        self.scales(plane)[blocks, :, offsets] = scales
+
+    def dequantize(self, plane: int) -> torch.Tensor:
+        """[num_blocks, num_kv_heads, block_size, head_dim] float32 of keys (`plane` 0) or values (1)."""
+        return self.form.rows[plane].dequantize(self.values(plane), self.scales(plane), self.head_dim)
 
     def dequantize_rows(self, plane: int, rows: torch.Tensor) -> torch.Tensor:
         """[num_rows, block_size, head_dim] float32 of keys (`plane` 0) or values (1).
@@ -50,16 +84,30 @@ class QuantizedLayer:
             rows: [num_rows] int64, block × num_kv_heads + head each. Only these are read.
         """
         # Whole records: what is not contiguous, torch would copy as a whole before it selects.
-        records = self.data[plane].flatten(0, 1).index_select(0, rows)
-        gathered = replace(self, data=records)
-        return self.form.dequantize(gathered.values, gathered.scales, self.head_dim)
+        records = self.planes[plane].flatten(0, 1).index_select(0, rows)
+        values, scales = self._values(records, plane), self._scales(records, plane)
+        return self.form.rows[plane].dequantize(values, scales, self.head_dim)
 
-    def _part(self, start: int, row_bytes: int) -> torch.Tensor:
+    def _values(self, records: torch.Tensor, plane: int) -> torch.Tensor:
+        return self._part(records, 0, self.form.rows[plane].value_bytes(self.head_dim))
+
+    def _scales(self, records: torch.Tensor, plane: int) -> torch.Tensor:
+        rows = self.form.rows[plane]
+        start = self.block_size * rows.value_bytes(self.head_dim)
+        return self._part(records, start, rows.scale_bytes(self.head_dim))
+
+    def _part(self, records: torch.Tensor, start: int, row_bytes: int) -> torch.Tensor:
         end = start + self.block_size * row_bytes
-        return self.data[..., start:end].view(*self.data.shape[:-1], self.block_size, row_bytes)
+        return records[..., start:end].view(*records.shape[:-1], self.block_size, row_bytes)
 
 
 KVLayer = torch.Tensor | QuantizedLayer
+
+
+def planes_of(kv_layer: KVLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, as they lie in memory."""
+    keys, values = kv_layer.planes if isinstance(kv_layer, QuantizedLayer) else kv_layer.unbind()
+    return keys, values
 
 
 def block_size_of(kv_layer: KVLayer) -> int:

@@ -52,9 +52,9 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_map
         block, offset = divmod(slot, block_size)
         for plane, x in enumerate((key, value)):
             if isinstance(kv_layer, QuantizedLayer):
-                values, scales = kv_layer.form.quantize(x[row])
-                kv_layer.values[plane, block, :, offset] = values
-                kv_layer.scales[plane, block, :, offset] = scales
+                values, scales = kv_layer.form.rows[plane].quantize(x[row])
+                kv_layer.values(plane)[block, :, offset] = values
+                kv_layer.scales(plane)[block, :, offset] = scales
             else:
                 kv_layer[plane, block, :, offset] = x[row]
 
@@ -93,7 +93,7 @@ def paged_attention(
     """
     block_size = block_size_of(kv_layer)
     if isinstance(kv_layer, QuantizedLayer):
-        kv_layer = kv_layer.form.dequantize(kv_layer.values, kv_layer.scales, kv_layer.head_dim)
+        kv_layer = torch.stack([kv_layer.dequantize(plane) for plane in range(2)])
     group_size = query.shape[1] // kv_layer.shape[2]  # query heads that share one KV head
     output = torch.empty_like(query)
     starts = batch.query_starts.tolist()

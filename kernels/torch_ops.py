@@ -70,9 +70,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_map
     offsets = slot_mapping - blocks * block_size
     for plane, x in enumerate((key, value)):
         if isinstance(kv_layer, QuantizedLayer):
-            values, scales = kv_layer.form.quantize(x)
-            kv_layer.values[plane][blocks, :, offsets] = values
-            kv_layer.scales[plane][blocks, :, offsets] = scales
+            kv_layer.write(plane, blocks, offsets, x)
         else:
             kv_layer[plane][blocks, :, offsets] = x.to(kv_layer.dtype)
 
@@ -107,7 +105,7 @@ def paged_attention(
     head_dim, block_size = query.shape[-1], block_size_of(kv_layer)
     output = torch.empty_like(query)
     if isinstance(kv_layer, QuantizedLayer):
-        num_kv_heads = kv_layer.data.shape[2]
+        num_kv_heads = kv_layer.planes[0].shape[1]
     else:
         num_kv_heads, query = kv_layer.shape[2], query.to(kv_layer.dtype)
     for part in _plan(batch, num_kv_heads, block_size, sliding_window):

@@ -70,13 +70,15 @@ def make_batch(lens: list[tuple[int, int]], block_size: int) -> tuple[Batch, int
 
 def make_layer(shape: AttentionShape, num_blocks: int) -> KVLayer:
     """Random numbers: a card draws more power, and runs slower, on them than on zeros."""
-    outer = (2, num_blocks, shape.num_kv_heads)
-    if shape.form.dtype is not None:
-        return torch.randn(*outer, shape.block_size, shape.head_dim, device="cuda", dtype=shape.form.dtype)
-    data = torch.randint(256, (*outer, shape.record), device="cuda", dtype=torch.uint8)
-    layer = QuantizedLayer(data, shape.form, shape.block_size, shape.head_dim)
-    scales = torch.full(layer.scales.shape[:-1], 2**-6, device="cuda", dtype=torch.bfloat16)
-    layer.scales.copy_(scales[..., None].view(torch.uint8).repeat(1, 1, 1, 1, layer.scales.shape[-1] // 2))
+    form = shape.form
+    if form.dtype is not None:
+        size = (2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        return torch.randn(size, device="cuda", dtype=form.dtype)
+    device = torch.device("cuda")
+    layer = QuantizedLayer.filled(form, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim, device=device)
+    for plane in range(2):
+        layer.values(plane).random_(0, 256)
+        layer.scales(plane).view(torch.int16).fill_(0x3C80)  # 2⁻⁶ as bfloat16
     return layer
 
 
@@ -87,8 +89,8 @@ def measure(case: str, shape: AttentionShape, copy_rate: float, product_rate: fl
     layer = make_layer(shape, num_blocks)
     query = torch.randn(sum(q for q, _ in lens), shape.num_heads, shape.head_dim, device="cuda", dtype=shape.dtype)
     seconds = _seconds(lambda: paged_attention(query, layer, batch, scale=shape.head_dim**-0.5))
-    row_bytes = shape.form.value_bytes(shape.head_dim) + shape.form.scale_bytes(shape.head_dim)
-    num_bytes = 2 * shape.num_kv_heads * row_bytes * sum(context for _, context in lens)
+    block_bytes = shape.form.block_bytes(shape.block_size, shape.head_dim)
+    num_bytes = shape.num_kv_heads * block_bytes * sum(context for _, context in lens) // shape.block_size
     pairs = sum(q * context - q * (q - 1) // 2 for q, context in lens)
     operations = 4 * shape.num_heads * shape.head_dim * pairs
     return {

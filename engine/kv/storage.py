@@ -19,30 +19,36 @@ log = logging.getLogger(__name__)
 
 
 class KVStorage:
-    """`[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`, keys first, then values.
+    """Keys, then values of each layer: `[num_blocks, num_kv_heads, block_size, head_dim]`, or quantized records.
 
-    In a quantized form uint8 `[num_layers, 2, num_blocks, num_kv_heads, record_bytes]`: a block is a block in either.
-    The memory is not cleared, so that on a CPU a page costs nothing until a block in it is first written. Huge pages
-    would make attention a tenth quicker, and the first use of a pool slower by more: each clears 2 MiB, in every plane.
+    A block is a block in either form. The memory is not cleared, so that on a CPU a page costs nothing until a block in
+    it is first written. Huge pages would make attention a tenth quicker, and the first use of a pool slower by more:
+    each clears 2 MiB, in every plane.
+
+    Attributes:
+        data: [num_layers, bytes] uint8, the one allocation.
+        planes: keys and values, views: [num_layers, num_blocks, num_kv_heads, block_size, head_dim] of a float form,
+            uint8 [num_layers, num_blocks, num_kv_heads, record_bytes] of a quantized one.
     """
 
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, form: KVForm, device: torch.device
     ) -> None:
-        shape: tuple[int, ...] = (config.num_layers, 2, num_blocks, config.num_kv_heads)
-        if form.dtype is None:
-            shape, dtype = (*shape, form.record_bytes(block_size, config.head_dim)), torch.uint8
-        else:
-            shape, dtype = (*shape, block_size, config.head_dim), form.dtype
+        wanted = num_blocks * self.bytes_per_block(config, form, block_size)
         try:
-            self._data = torch.empty(shape, dtype=dtype, device=device)
+            self.data = torch.empty(config.num_layers, wanted // config.num_layers, dtype=torch.uint8, device=device)
         except (torch.OutOfMemoryError, RuntimeError) as error:  # a CPU reports a failed allocation as RuntimeError
-            wanted = num_blocks * self.bytes_per_block(config, form, block_size)
             raise EngineError(
                 "no_kv_memory",
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
             ) from error
-        self._layers = self._data.unbind(0)
+        shape = (config.num_layers, num_blocks, config.num_kv_heads)
+        key_bytes = num_blocks * config.num_kv_heads * form.record_bytes(0, block_size, config.head_dim)
+        keys, values = (part.unflatten(1, (*shape[1:], -1)) for part in self.data.tensor_split([key_bytes], dim=1))
+        if form.dtype is not None:
+            row = (block_size, config.head_dim)
+            keys, values = (part.view(form.dtype).unflatten(-1, row) for part in (keys, values))
+        self.planes = (keys, values)
         self._head_dim = config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -51,30 +57,27 @@ class KVStorage:
     @staticmethod
     def bytes_per_block(config: ModelConfig, form: KVForm, block_size: int) -> int:
         """Of all layers, keys and values, with what scales and padding take."""
-        return config.num_layers * 2 * config.num_kv_heads * form.record_bytes(block_size, config.head_dim)
+        return config.num_layers * config.num_kv_heads * form.block_bytes(block_size, config.head_dim)
 
     @property
     def num_bytes(self) -> int:
-        return self._data.nbytes
-
-    @property
-    def data(self) -> torch.Tensor:
-        """All layers at once, in the shape above."""
-        return self._data
+        return self.data.nbytes
 
     def layer(self, index: int) -> KVLayer:
         """As the kernels see it, a view."""
+        keys, values = (plane[index] for plane in self.planes)
         if self.form.dtype is not None:
-            return self._layers[index]
-        return QuantizedLayer(self._layers[index], self.form, self.block_size, self._head_dim)
+            return self.data[index].view(self.form.dtype).view(2, *keys.shape)
+        return QuantizedLayer((keys, values), self.form, self.block_size, self._head_dim)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source."""
         if not pairs:
             return
-        sources, destinations = torch.tensor(pairs, device=self._data.device).unbind(1)
-        for layer in self._layers:  # one layer at a time: the copy passes through a temporary
-            layer[:, destinations] = layer[:, sources]
+        sources, destinations = torch.tensor(pairs, device=self.data.device).unbind(1)
+        for plane in self.planes:
+            for layer in plane:  # one layer at a time: the copy passes through a temporary
+                layer[destinations] = layer[sources]
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,13 +174,13 @@ void weigh_rows(const QueryRows& rows, int first_row, int end_row, int first_key
 }
 
 // Rows [first_row, first_row + kRows) against the first kVecs × 16 keys of the tile.
-template <class Math, bool kIsScaled, int kRows, int kVecs>
+template <class Math, bool kKeysAreScaled, bool kValuesAreScaled, int kRows, int kVecs>
 void attend_tile(const QueryRows& rows, int first_row, const KeyTile& tile, const Scoring& scoring, bool is_masked) {
   alignas(64) float scores[kRows * kTileKeys];
   const float* query = rows.query + size_t(first_row) * rows.num_words;
-  multiply_keys<Math, kIsScaled, kRows, kVecs>(query, tile, rows.num_words, scores);
-  weigh_rows<Math, kIsScaled, kVecs>(rows, first_row, first_row + kRows, tile.first_key, tile.end_key, scoring,
-                                     is_masked, tile.value_scales, scores);
+  multiply_keys<Math, kKeysAreScaled, kRows, kVecs>(query, tile, rows.num_words, scores);
+  weigh_rows<Math, kValuesAreScaled, kVecs>(rows, first_row, first_row + kRows, tile.first_key, tile.end_key, scoring,
+                                            is_masked, tile.value_scales, scores);
 
   constexpr int kWords = kVecs * kLanes / Math::kValuesPerWord;
   const int head_dim = rows.head_dim;

@@ -112,8 +112,10 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
   }
   lay_out(memory_.get());
 
-  const size_t kv_plane =
-      size_t(kv.num_blocks) * shape_.num_kv_heads * record_bytes(kv.type, kv.block_size, shape_.head_dim);
+  const auto plane_bytes = [&](KvType type) {
+    return size_t(kv.num_blocks) * shape_.num_kv_heads * record_bytes(type, kv.block_size, shape_.head_dim);
+  };
+  const size_t key_bytes = plane_bytes(kv.key_type), layer_bytes = key_bytes + plane_bytes(kv.value_type);
 #pragma omp parallel num_threads(num_threads)
   {
     Member member(phases, omp_get_thread_num());
@@ -123,8 +125,9 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
     });
     const size_t last = layers_.size() - 1;
     for (size_t index = 0; index <= last; ++index) {
-      uint8_t* keys = kv.data + 2 * index * kv_plane;
-      const KvLayer kv_layer{keys, keys + kv_plane, kv.type, shape_.num_kv_heads, kv.block_size, shape_.head_dim};
+      uint8_t* keys = kv.data + index * layer_bytes;
+      const KvLayer kv_layer{keys,           keys + key_bytes,      kv.key_type,   kv.value_type,
+                             shape_.num_kv_heads, kv.block_size, shape_.head_dim};
       run_layer(layers_[index], index == last, kv_layer, batch, scratch, member);
     }
     const size_t row_bytes = prepared_row_bytes(head_.form, hidden);

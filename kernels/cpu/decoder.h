@@ -47,10 +47,10 @@ struct Batch {
   const int64_t* logits_rows;
 };
 
-// [num_layers, 2, num_blocks, num_kv_heads] records
+// Of each layer the keys, then the values: [num_blocks, num_kv_heads] records each.
 struct KvCache {
   uint8_t* data;
-  KvType type;
+  KvType key_type, value_type;
   int64_t num_blocks;
   int block_size;
 };

@@ -1,12 +1,14 @@
 // The forms of a KV cache: where the rows of a block and head lie, and how many bytes they take.
 //
-// The same as kernels/kv_form.py, which specifies the numbers. kv_rows.h reads the forms, kv_quantize.h writes them.
+// The same as kernels/kv_form.py and row_form.py, which specify the numbers. kv_rows.h reads the forms, kv_quantize.h
+// writes them.
 #pragma once
 
 #include <cstdint>
 
 namespace pagedd::cpu {
 
+// Of rows; keys and values may have one each.
 enum class KvType { kFloat32, kBFloat16, kInt8, kFp8, kInt4 };
 
 constexpr int kInt4Group = 32;  // dimensions that share a scale and an offset; a head's last group may be half
@@ -49,12 +51,12 @@ struct RowPointer {
 struct KvLayer {
   uint8_t* keys;    // [num_blocks, num_kv_heads] records
   uint8_t* values;  // the same
-  KvType type;
+  KvType key_type, value_type;
   int num_kv_heads, block_size, head_dim;  // head_dim: a multiple of 16
 };
 
-// The row of position `offset` of a block, in `plane`, which is kv.keys or kv.values. `type` is kv.type, apart so that a
-// compiler may know it.
+// The row of position `offset` of a block, in `plane`, which is kv.keys or kv.values. `type` is the plane's, apart so
+// that a compiler may know it.
 inline RowPointer row_of(KvType type, const KvLayer& kv, uint8_t* plane, int64_t block, int kv_head, int offset) {
   const int64_t row_bytes = value_bytes(type, kv.head_dim);
   uint8_t* record = plane + (block * kv.num_kv_heads + kv_head) * record_bytes(type, kv.block_size, kv.head_dim);

@@ -1,4 +1,4 @@
-// Floats → a row of a quantized cache, to the last bit as kernels/kv_form.py specifies it.
+// Floats → a row of a quantized cache, to the last bit as kernels/row_form.py specifies it.
 //
 // Scales and offsets are rounded to bfloat16 first and values are quantized against the rounded ones. bfloat16 rather
 // than float16 for its range: from 1e-35 to 1e38 everything survives. A row with NaN or infinity gets NaN as its scale.

@@ -56,8 +56,10 @@ void rope_and_write_kv(float* qkv, int64_t stride, int64_t first_row, int64_t en
     const float* keys = heads + int64_t(num_heads) * head_dim;
     const float* values = keys + int64_t(kv.num_kv_heads) * head_dim;
     for (int head = 0; head < kv.num_kv_heads; ++head) {
-      store_row(keys + head * head_dim, head_dim, kv.type, row_of(kv.type, kv, kv.keys, block, head, offset));
-      store_row(values + head * head_dim, head_dim, kv.type, row_of(kv.type, kv, kv.values, block, head, offset));
+      store_row(keys + head * head_dim, head_dim, kv.key_type,
+                row_of(kv.key_type, kv, kv.keys, block, head, offset));
+      store_row(values + head * head_dim, head_dim, kv.value_type,
+                row_of(kv.value_type, kv, kv.values, block, head, offset));
     }
   }
 }

@@ -13,7 +13,7 @@ float32. `SHAPE` is an `AttentionShape`. Knows nothing of how tiles are shared o
 import triton
 import triton.language as tl
 
-from pagedd.kernels.triton.kv_rows import find_records, load_rows
+from pagedd.kernels.triton.kv_rows import find_blocks, load_rows
 
 # The interpreter multiplies bfloat16's bits as if they were integers, so there it has to widen first.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -123,9 +123,9 @@ def see_keys(
     for start in range(first_key, end_key, KEYS):
         keys = start + tl.arange(0, KEYS)
         is_there = keys < end_key if IS_MASKED else tl.full([KEYS], True, tl.int1)
-        records = find_records(table_ptr, keys, is_there, kv_head, SHAPE)
+        blocks = find_blocks(table_ptr, keys, is_there, kv_head, SHAPE)
         offsets = keys % SHAPE.block_size
-        key = load_rows(keys_ptr, records, offsets, is_there, SHAPE)
+        key = load_rows(keys_ptr, blocks, offsets, is_there, 0, SHAPE)
         scores = _dot(query, tl.trans(key), tl.zeros([query.shape[0], KEYS], tl.float32))
         if SHAPE.soft_cap is not None:
             scores = _tanh(scores * (scale / SHAPE.soft_cap)) * (SHAPE.soft_cap * _LOG2_E)
@@ -142,7 +142,7 @@ def see_keys(
         decay = tl.exp2(peak - level)
         weights = tl.exp2(scores - level[:, None])
         total = total * decay + tl.sum(weights, axis=1)
-        value = load_rows(values_ptr, records, offsets, is_there, SHAPE)
+        value = load_rows(values_ptr, blocks, offsets, is_there, 1, SHAPE)
         output = _dot(weights.to(DTYPE), value, output * decay[:, None])
         peak = new_peak
     return output, total, peak

@@ -179,8 +179,7 @@ def _query_key_value(
 def _empty_layer(model: ModelSizes, device: torch.device) -> KVLayer:
     """A cache of one block."""
     form, head_dim = model.kv_form, model.head_dim
-    shape = (2, 1, model.num_kv_heads)
     if form.dtype is not None:
-        return torch.zeros(*shape, model.block_size, head_dim, dtype=form.dtype, device=device)
-    data = torch.zeros(*shape, form.record_bytes(model.block_size, head_dim), dtype=torch.uint8, device=device)
-    return QuantizedLayer(data, form, model.block_size, head_dim)
+        shape = (2, 1, model.num_kv_heads, model.block_size, head_dim)
+        return torch.zeros(shape, dtype=form.dtype, device=device)
+    return QuantizedLayer.filled(form, 1, model.num_kv_heads, model.block_size, head_dim, device=device)

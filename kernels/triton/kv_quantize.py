@@ -1,4 +1,4 @@
-"""Rows of keys and values into the cache, in each form of `kv_form.py`: to the last bit what `KVForm.quantize` gives.
+"""Rows of keys and values into the cache, in each form of `row_form.py`: to the last bit what `RowForm.quantize` gives.
 
 In integer arithmetic where rounding decides, so that every architecture writes the same bytes: e4m3 on cards that have
 no such conversion, bfloat16 scales that are never rounded twice. What reads them back is `kv_rows.py`.
@@ -22,7 +22,7 @@ def write_rows(
     records,  # [ROWS] int64, where each head's record begins
     offset,  # int64, of the token in its block
     is_there,  # [ROWS]
-    FORM: tl.constexpr,  # "float", or the name of a quantized form
+    FORM: tl.constexpr,  # "float", or the name of a form of rows
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):

@@ -1,4 +1,4 @@
-"""Rows of cached keys and values in registers: loading them from their blocks, and undoing each form of `kv_form.py`.
+"""Rows of cached keys and values in registers: loading them from their blocks, and undoing each form of `row_form.py`.
 
 A row that is not there reads as 0, never as what an earlier owner of the block left: 0 · NaN would reach the output.
 What is past a head's last dimension reads as some number; the query's is 0 there, and the output's is not stored.
@@ -13,32 +13,35 @@ import triton.language as tl
 
 
 @triton.jit
-def find_records(
+def find_blocks(
     table_ptr,  # [max_num_blocks] int32, of one sequence
     positions,  # [N]
     is_there,  # [N]
     kv_head,
     SHAPE: tl.constexpr,
 ):
-    """[N] int64: where in a plane the block of each position begins for this head, in elements of the plane."""
+    """[N] int64: which of a plane's records holds each position for this head."""
     blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=is_there, other=0)
-    return (blocks.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * SHAPE.record
+    return blocks.to(tl.int64) * SHAPE.num_kv_heads + kv_head
 
 
 @triton.jit
 def load_rows(
     plane_ptr,  # keys or values, [num_blocks, num_kv_heads, record]: numbers of a float form, else uint8
-    records,  # [N] int64, as `find_records` gives them
+    blocks,  # [N] int64, as `find_blocks` gives them
     offsets,  # [N], of rows in their blocks
     is_there,  # [N]
+    PLANE: tl.constexpr,  # 0: keys, 1: values
     SHAPE: tl.constexpr,
 ):
     """[N, dims] in the dtype of products."""
-    if SHAPE.form_name == "int4":
+    FORM: tl.constexpr = SHAPE.row_forms[PLANE]
+    records = blocks * SHAPE.records[PLANE]
+    if FORM == "int4":
         rows = _load_int4(plane_ptr, records, offsets, is_there, SHAPE)
-    elif SHAPE.form_name == "int8":
+    elif FORM == "int8":
         rows = _load_int8(plane_ptr, records, offsets, is_there, SHAPE)
-    elif SHAPE.form_name == "fp8":
+    elif FORM == "fp8":
         rows = _load_fp8(plane_ptr, records, offsets, is_there, SHAPE)
     else:
         rows = _load_values(plane_ptr, records + offsets * SHAPE.head_dim, is_there, SHAPE.head_dim, SHAPE.dims)

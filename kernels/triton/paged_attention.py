@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer
+from pagedd.kernels.layout import KVLayer, PagedBatch, planes_of
 from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape, chunk_launch, short_launch
 from pagedd.kernels.triton.attention_tile import (
     divisor,
@@ -50,7 +50,7 @@ def paged_attention(
 ) -> torch.Tensor:
     shape = AttentionShape.of(query, kv_layer, sliding_window, soft_cap)
     card = card_of(query.device)
-    keys, values = (kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer).unbind()
+    keys, values = planes_of(kv_layer)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     num_seqs, max_rows = batch.context_lens.shape[0], batch.max_query_len * shape.group
     are_all_short = max_rows <= max(MAX_SHORT_ROWS, shape.group)

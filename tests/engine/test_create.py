@@ -72,12 +72,14 @@ def test_a_quantized_cache_serves_and_says_what_a_token_takes(folder, caplog, fo
 
 
 def test_an_unknown_form_of_the_cache_is_refused_with_those_there_are(folder) -> None:
-    with pytest.raises(EngineError, match=r"kv_cache_dtype 'int3', .* float32, bf16, fp16, int8, fp8, int4; use one"):
+    with pytest.raises(
+        EngineError, match=r"kv_cache_dtype 'int3', .* float32, bf16, fp16, int8, fp8, k8v4, int4; use one"
+    ):
         make(folder, num_blocks=2, kv_cache_dtype="int3")
 
 
 def test_a_form_that_only_torch_reads_is_refused_where_the_cpp_decoder_serves(folder) -> None:
-    with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, int4;"):
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, k8v4, int4;"):
         _kv_form("fp16", loaded_with(kv_forms=KV_FORMS))
 
 

@@ -71,12 +71,11 @@ def make_paged(
 
 def quantize_layer(kv_layer: torch.Tensor, form: str) -> QuantizedLayer:
     """A float layer in a quantized form; padding holds what a careless read would show."""
-    *outer, block_size, head_dim = kv_layer.shape
-    data = torch.full((*outer, FORMS[form].record_bytes(block_size, head_dim)), 0xFF, dtype=torch.uint8)
-    layer = QuantizedLayer(data, FORMS[form], block_size, head_dim)
-    values, scales = layer.form.quantize(kv_layer)
-    layer.values.copy_(values)
-    layer.scales.copy_(scales)
+    layer = QuantizedLayer.filled(FORMS[form], *kv_layer.shape[1:], byte=0xFF)
+    for plane in range(2):
+        values, scales = layer.form.rows[plane].quantize(kv_layer[plane])
+        layer.values(plane).copy_(values)
+        layer.scales(plane).copy_(scales)
     return layer
 
 

@@ -14,11 +14,18 @@ import torch
 
 from pagedd.kernels import cpu, reference
 from pagedd.kernels.kv_form import FORMS, form_of
-from pagedd.kernels.layout import KVLayer, QuantizedLayer, block_size_of
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, block_size_of, planes_of
 
 FLAGS = {"native": [], "portable": ["-mno-avx512f", "-O2"]}
-TYPES = {"float32": 0, "bf16": 1, "int8": 2, "fp8": 3, "int4": 4}  # KvType
-QUANTIZED = ("int8", "fp8", "int4")
+TYPES = {  # KvType of keys and of values
+    "float32": (0, 0),
+    "bf16": (1, 1),
+    "int8": (2, 2),
+    "fp8": (3, 3),
+    "k8v4": (2, 4),
+    "int4": (4, 4),
+}
+QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 SOURCES = Path(cpu.__file__).parent
 
 
@@ -81,10 +88,8 @@ def form_name(kv_layer: KVLayer) -> str:
 
 
 def cache_arguments(kv_layer: KVLayer, *num_heads: int) -> tuple:
-    data = kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer
-    _, num_blocks, num_kv_heads, *_ = data.shape
-    kind = TYPES[form_name(kv_layer)]
-    return pointer(data), kind, ctypes.c_int64(num_blocks), *num_heads, num_kv_heads, block_size_of(kv_layer)
+    planes = planes_of(kv_layer)
+    return *map(pointer, planes), *TYPES[form_name(kv_layer)], *num_heads, planes[0].shape[1], block_size_of(kv_layer)
 
 
 @pytest.fixture(scope="module", params=list(FLAGS))
@@ -116,10 +121,12 @@ def tolerance_of(driver: Driver, kv_layer: KVLayer) -> float:
 
 
 def as_read(driver: Driver, kv_layer: KVLayer) -> KVLayer:
-    """What int4 stands for is rounded to bfloat16 where that is multiplied."""
-    if driver.path == "portable" or form_name(kv_layer) != "int4":
+    """What 4 bits stand for is rounded to bfloat16 where that is multiplied."""
+    if driver.path == "portable" or form_name(kv_layer) not in ("k8v4", "int4"):
         return kv_layer
-    return kv_layer.form.dequantize(kv_layer.values, kv_layer.scales, kv_layer.head_dim).bfloat16()
+    planes = [kv_layer.dequantize(plane) for plane in range(2)]
+    is_rounded = [rows.name == "int4" for rows in kv_layer.form.rows]
+    return torch.stack([x.bfloat16().float() if is_so else x for x, is_so in zip(planes, is_rounded, strict=True)])
 
 
 def narrow(batch) -> torch.Tensor:
@@ -232,17 +239,21 @@ def test_scores_that_differ_by_hundreds_do_not_overflow(driver, paged, form):
     check(driver, batch, num_threads=3)
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["bf16", "int8", "k8v4", "int4"])
 def test_offsets_may_exceed_32_bits(driver, paged, form):
     small = paged([(1, 70), (4, 40)], block_size=32, num_heads=8, num_kv_heads=8, head_dim=128, form=form)
-    data = bits(small.kv_layer)
-    num_blocks = 2**32 // data[0, 0].nbytes + data.shape[1]
+    parts = bytes_of(small.kv_layer)
+    num_small = len(parts[0])
+    num_blocks = 2**32 // parts[1][0].nbytes + num_small
+    shift = num_blocks - num_small
     # Address space only: but for the last blocks no page is ever touched.
-    pool = torch.empty(2, num_blocks, *data.shape[2:], dtype=data.dtype)
-    shift = num_blocks - data.shape[1]
-    pool[:, shift:] = data
     if form in QUANTIZED:
-        pool = replace(small.kv_layer, data=pool)
+        pools = (torch.empty(num_blocks, *part.shape[1:], dtype=torch.uint8) for part in parts)
+        pool = replace(small.kv_layer, planes=tuple(pools))
+    else:
+        pool = torch.empty(2, num_blocks, *small.kv_layer.shape[2:], dtype=small.kv_layer.dtype)
+    for plane, part in zip(bytes_of(pool), parts, strict=True):
+        plane[shift:] = part
     large = replace(small, kv_layer=pool, block_tables=small.block_tables + shift)
     assert torch.equal(driver.attend(large, num_threads=2)[0], driver.attend(small, num_threads=2)[0])
 
@@ -284,19 +295,22 @@ def test_rows_are_normalised_rotated_and_written(driver, form, head_dim, has_nor
     driver.rope_and_write(qkv, 5, cos, sin, norms if has_norms else [None, None], slots, kv_layer)
     torch.testing.assert_close(qkv, exact, rtol=1e-5, atol=1e-5)
     reference.write_kv(qkv[:, 5:7], qkv[:, 7:], expected, slots)
-    assert torch.equal(bits(kv_layer), bits(expected))
+    assert have_same_bytes(kv_layer, expected)
 
 
 def make_layer(form: str, head_dim: int) -> KVLayer:
     """Three blocks of four slots, two heads, full of sevens."""
     if form not in QUANTIZED:
         return torch.full((2, 3, 2, 4, head_dim), 7.0, dtype=FORMS[form].dtype)
-    data = torch.full((2, 3, 2, FORMS[form].record_bytes(4, head_dim)), 7, dtype=torch.uint8)
-    return QuantizedLayer(data, FORMS[form], 4, head_dim)
+    return QuantizedLayer.filled(FORMS[form], 3, 2, 4, head_dim, byte=7)
 
 
-def bits(kv_layer: KVLayer) -> torch.Tensor:
-    return kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer
+def have_same_bytes(one: KVLayer, other: KVLayer) -> bool:
+    return all(map(torch.equal, bytes_of(one), bytes_of(other)))
+
+
+def bytes_of(kv_layer: KVLayer) -> list[torch.Tensor]:
+    return [plane.view(torch.uint8) for plane in planes_of(kv_layer)]
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
@@ -318,15 +332,14 @@ def test_any_row_is_quantized_as_specified_to_the_last_bit(driver, form, head_di
     values = torch.cat([rows, few, -few, special])
     num_rows = len(values)
     qkv = torch.cat([values, values, values.flip(0)], dim=1)
-    data = torch.full((2, num_rows, 1, FORMS[form].record_bytes(1, head_dim)), 7, dtype=torch.uint8)
-    written = QuantizedLayer(data, FORMS[form], 1, head_dim)
+    written = QuantizedLayer.filled(FORMS[form], num_rows, 1, 1, head_dim, byte=7)
     ones = torch.ones(num_rows, head_dim // 2)
     slots = torch.arange(num_rows)
     driver.rope_and_write(qkv, 1, ones, ones * 0, [None, None], slots, written)
     for plane, x in enumerate((qkv[:, 1], qkv[:, 2])):
-        expected_values, expected_scales = FORMS[form].quantize(x)
-        assert torch.equal(written.values[plane, :, 0, 0], expected_values)
-        assert torch.equal(written.scales[plane, :, 0, 0], expected_scales)
+        expected_values, expected_scales = FORMS[form].rows[plane].quantize(x)
+        assert torch.equal(written.values(plane)[:, 0, 0], expected_values)
+        assert torch.equal(written.scales(plane)[:, 0, 0], expected_scales)
 
 
 @EVERY_FORM
@@ -335,9 +348,7 @@ def test_nan_in_the_cache_comes_out_as_nan_and_only_where_it_is_seen(driver, pag
     batch = paged([(1, 40), (30, 30), (1, 20)], block_size=16, num_heads=2, num_kv_heads=2, head_dim=64, form=form)
     block = batch.block_tables[0, 1]
     if form in QUANTIZED:
-        batch.kv_layer.scales[plane, block, 1, 3] = torch.tensor([0xC0, 0x7F], dtype=torch.uint8).repeat(
-            FORMS[form].scale_bytes(64) // 2
-        )
+        batch.kv_layer.scales(plane)[block, 1, 3].view(torch.int16).fill_(0x7FC0)
     else:
         batch.kv_layer[plane, block, 1, 3] = float("nan")
     for num_threads in (1, 2):

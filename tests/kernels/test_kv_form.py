@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from pagedd.kernels.kv_form import FORMS, form_of
+from pagedd.kernels.row_form import RowForm
 
 QUANTIZED = pytest.mark.parametrize("name", ["int8", "fp8", "int4"])
 SIZES = pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e5, 1e30])
 
 
 def there_and_back(name: str, x: torch.Tensor) -> torch.Tensor:
-    form = FORMS[name]
+    form = RowForm(name)
     values, scales = form.quantize(x)
     assert values.dtype == scales.dtype == torch.uint8
     assert values.shape == (*x.shape[:-1], form.value_bytes(x.shape[-1]))
@@ -35,7 +36,7 @@ def test_fp8_keeps_four_digits_of_what_the_largest_over_448_leaves() -> None:
 def test_int4_is_fifteen_steps_from_the_lowest_of_each_group() -> None:
     x = torch.cat([torch.arange(32.0) % 16 - 4, torch.full((16,), 3.0)])
     assert torch.equal(there_and_back("int4", x), x)
-    values, scales = FORMS["int4"].quantize(x)
+    values, scales = RowForm("int4").quantize(x)
     assert values[:2].tolist() == [0x10, 0x32]  # the even dimension in the low half
     assert scales.view(torch.bfloat16).tolist() == [1.0, -4.0, 0.0, 3.0]  # scale and offset of each group
 
@@ -89,19 +90,22 @@ def test_narrow_rows_are_quantized_as_the_numbers_they_are(name: str, dtype: tor
 
 
 @pytest.mark.parametrize(
-    ("name", "block_size", "head_dim", "num_bytes"),
+    ("name", "block_size", "head_dim", "keys", "values"),
     [
-        ("float32", 16, 64, 4096),
-        ("bf16", 16, 64, 2048),
-        ("int8", 16, 64, 1088),  # 1056, to whole lines
-        ("fp8", 32, 64, 2112),
-        ("int4", 16, 64, 640),
-        ("int4", 16, 80, 832),  # 40 bytes and three groups' scales a row
-        ("int8", 1, 16, 64),
+        ("float32", 16, 64, 4096, 4096),
+        ("bf16", 16, 64, 2048, 2048),
+        ("int8", 16, 64, 1088, 1088),  # 1056, to whole lines
+        ("fp8", 32, 64, 2112, 2112),
+        ("k8v4", 16, 64, 1088, 640),
+        ("int4", 16, 64, 640, 640),
+        ("int4", 16, 80, 832, 832),  # 40 bytes and three groups' scales a row
+        ("int8", 1, 16, 64, 64),
     ],
 )
-def test_a_record_takes_values_and_scales_in_whole_cache_lines(name, block_size, head_dim, num_bytes) -> None:
-    assert FORMS[name].record_bytes(block_size, head_dim) == num_bytes
+def test_a_record_takes_values_and_scales_in_whole_cache_lines(name, block_size, head_dim, keys, values) -> None:
+    form = FORMS[name]
+    assert [form.record_bytes(plane, block_size, head_dim) for plane in range(2)] == [keys, values]
+    assert form.block_bytes(block_size, head_dim) == keys + values
 
 
 def test_every_float_dtype_has_its_form() -> None:

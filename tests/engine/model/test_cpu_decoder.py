@@ -124,7 +124,7 @@ def test_layers_may_hold_their_weights_in_different_forms(tiny, load, paged_logi
             assert (logits[index][len(prompt) - 1] - expected).abs().max() < 0.1 * expected.abs().max()
 
 
-@pytest.mark.parametrize(("form", "tolerance"), [("int8", 0.02), ("fp8", 0.25), ("int4", 0.6)])
+@pytest.mark.parametrize(("form", "tolerance"), [("int8", 0.02), ("fp8", 0.25), ("k8v4", 0.6), ("int4", 0.6)])
 def test_a_quantized_cache_stays_close_and_torch_operations_read_it_alike(
     tiny, load, paged_logits, monkeypatch, form, tolerance
 ) -> None:

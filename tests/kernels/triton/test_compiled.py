@@ -30,7 +30,7 @@ def test_nothing_is_launched_without_a_card(monkeypatch: pytest.MonkeyPatch) -> 
     assert not compile_kernels(tiny_model(), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("kv_form", ["bf16", "int4"])
+@pytest.mark.parametrize("kv_form", ["bf16", "k8v4", "int4"])
 def test_everything_that_a_model_launches_runs_once(kv_form: str) -> None:
     launch_all(tiny_model(kv_form, has_head_norms=True, sliding_windows=frozenset({24})), torch.device("cpu"))
 

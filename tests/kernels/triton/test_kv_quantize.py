@@ -4,24 +4,27 @@ import pytest
 import torch
 
 from pagedd.kernels.kv_form import FORMS
-from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, planes_of
 from pagedd.kernels.triton.rope_kv import write_kv
 
-QUANTIZED = ["int8", "fp8", "int4"]
+QUANTIZED = ["int8", "fp8", "k8v4", "int4"]
 NUM_BLOCKS, NUM_KV_HEADS = 3, 3
 
 
 def empty_layer(form: str, *, block_size: int = 16, head_dim: int = 64) -> KVLayer:
     """A float cache of NaN, or records of 0xAA."""
-    shape: tuple[int, ...] = (2, NUM_BLOCKS, NUM_KV_HEADS)
+    shape = (NUM_BLOCKS, NUM_KV_HEADS, block_size, head_dim)
     if FORMS[form].dtype is not None:
-        return torch.full((*shape, block_size, head_dim), float("nan"), dtype=FORMS[form].dtype)
-    data = torch.full((*shape, FORMS[form].record_bytes(block_size, head_dim)), 0xAA, dtype=torch.uint8)
-    return QuantizedLayer(data, FORMS[form], block_size, head_dim)
+        return torch.full((2, *shape), float("nan"), dtype=FORMS[form].dtype)
+    return QuantizedLayer.filled(FORMS[form], *shape, byte=0xAA)
 
 
-def bytes_of(kv_layer: KVLayer) -> torch.Tensor:
-    return kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer.view(torch.uint8)
+def have_same_bytes(one: KVLayer, other: KVLayer) -> bool:
+    return all(map(torch.equal, bytes_of(one), bytes_of(other)))
+
+
+def bytes_of(kv_layer: KVLayer) -> list[torch.Tensor]:
+    return [plane.view(torch.uint8) for plane in planes_of(kv_layer)]
 
 
 def expect_same_bytes(rows: torch.Tensor, form: str) -> None:
@@ -35,12 +38,10 @@ def expect_same_bytes(rows: torch.Tensor, form: str) -> None:
     blocks, offsets = slots // block_size, slots % block_size
     for plane, x in enumerate((tokens, tokens.flip(0))):
         if isinstance(expected, QuantizedLayer):
-            values, scales = expected.form.quantize(x)
-            expected.values[plane][blocks, :, offsets] = values
-            expected.scales[plane][blocks, :, offsets] = scales
+            expected.write(plane, blocks, offsets, x)
         else:
             expected[plane][blocks, :, offsets] = x.to(expected.dtype)
-    assert torch.equal(bytes_of(written), bytes_of(expected))
+    assert have_same_bytes(written, expected)
 
 
 @pytest.mark.parametrize("form", list(FORMS))
