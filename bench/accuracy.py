@@ -175,7 +175,9 @@ def chunked_logits(runner: ModelRunner, token_ids: list[int], num_rows: int) -> 
     parts: list[torch.Tensor] = []
     for start in range(0, len(token_ids), num_rows):
         count = min(num_rows, len(token_ids) - start)
-        batch = build_batch([ScheduledSequence(sequence, start, count)], BLOCK_SIZE, torch.device("cpu"))
+        pages = runner.open_pages if runner._storage.form.has_open_keys else None
+        scheduled = [ScheduledSequence(sequence, start, count)]
+        batch = build_batch(scheduled, BLOCK_SIZE, torch.device("cpu"), open_pages=pages)
         batch = dataclasses.replace(batch, logits_rows=torch.arange(count))
         # The runner's own parts: a step gives only the rows that something is drawn from, and here all are wanted.
         parts.append(runner._model.forward(batch, runner._storage))

@@ -17,6 +17,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.open_pages import num_pages_for
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.model.load import LoadedModel, device_name, load_model, num_physical_cores
 from pagedd.engine.request import Request
@@ -57,6 +58,7 @@ def create_engine(
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         namespace=(("model", Path(config.model).name), ("kv_cache_dtype", info.kv_cache_dtype)),
+        open_pages=runner.open_pages,
     )
     scheduler = Scheduler(
         SchedulerConfig(
@@ -96,6 +98,12 @@ def create_runner(
     max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     kv_form = _kv_form(config.kv_cache_dtype, loaded)
+    if kv_form.has_open_keys and config.block_size % 16:
+        raise EngineError(
+            "invalid_setting",
+            f"block_size {config.block_size} with kv_cache_dtype {kv_form.name}, which quantizes keys a block at a time "
+            "and would spend more on scales than it saves; use block_size 16 or 32",
+        )
     bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
     runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
     # A guess needs the tokens before it, which a step that runs ahead does not know yet.
@@ -106,6 +114,12 @@ def create_runner(
     uses_graphs = backend.can_be_captured and model.can_be_captured and not config.enforce_eager
     if uses_graphs:
         reserve_bytes += graph_bytes(model, config.max_num_seqs, max_model_len, kv_form, config.block_size)
+
+    num_pages = 0
+    if kv_form.has_open_keys:
+        num_pages = num_pages_for(budget, config.block_size, config.max_num_seqs, runs_ahead=runs_ahead) + uses_graphs
+    open_bytes = num_pages * KVStorage.bytes_per_page(loaded.config, kv_form, config.block_size)
+    reserve_bytes += open_bytes
 
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what packing the weights took would count as used
@@ -122,15 +136,17 @@ def create_runner(
     else:
         pool = pool_of(config.num_blocks, bytes_per_block, config.block_size, max_model_len)
     log.info("%s; %s, %d bytes a token", pool.describe(), kv_form.name, bytes_per_block // config.block_size)
+    if num_pages:
+        log.info("keys of blocks that are not full: %d pages in 16 bits, %.1f MiB", num_pages, open_bytes / 2**20)
     num_blocks = pool.num_blocks + uses_graphs  # one that belongs to nobody
-    storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device)
+    storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device, num_pages=num_pages)
 
     runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead)
     if backend.can_be_captured and model.can_be_captured:
         progress(0.9, "compiling kernels")
         model.compile_kernels(kv_form, config.block_size, budget, max_model_len)
     progress(0.9, "warming up")
-    _warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
+    _warm_up(runner, storage, min(budget, max_model_len, pool.num_tokens), max_logits_rows)
     if uses_graphs:
         progress(0.95, "capturing graphs")
         runner.graphs = DecodeGraphs(
@@ -157,6 +173,7 @@ def create_runner(
         block_size=config.block_size,
         num_blocks=pool.num_blocks,
         kv_bytes_per_token=bytes_per_block // config.block_size,
+        kv_open_bytes=open_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=budget,
         model_bytes=model.weight_bytes,
@@ -165,7 +182,7 @@ def create_runner(
     return runner, info
 
 
-def _warm_up(runner: ModelRunner, num_tokens: int, num_logits_rows: int, block_size: int) -> None:
+def _warm_up(runner: ModelRunner, storage: KVStorage, num_tokens: int, num_logits_rows: int) -> None:
     """Runs a full chunk with as many draws as there may be, and a decode, in the pool's first blocks, still unowned."""
     request = Request(request_id="warm-up", prompt_token_ids=[0] * num_tokens, params=SamplingParams(max_tokens=1))
     sequence = Sequence(
@@ -177,11 +194,13 @@ def _warm_up(runner: ModelRunner, num_tokens: int, num_logits_rows: int, block_s
         due_s=0.0,
         priority=0,
         order=0,
-        block_table=list(range(-(-num_tokens // block_size))),
+        block_table=list(range(-(-num_tokens // storage.block_size))),
     )
     draft = [0] * (min(num_tokens, num_logits_rows) - 1)
     runner.run(Step(0, [ScheduledSequence(sequence, 0, num_tokens, [sequence], draft)]))
     runner.run(Step(0, [ScheduledSequence(sequence, num_tokens - 1, 1, [sequence])]))
+    for block_id in sequence.block_table:
+        storage.open_pages.close(block_id)
     runner.seconds.update(prepare=0.0, forward=0.0, sample=0.0)
 
 

@@ -13,6 +13,7 @@ from pagedd.engine.batch import build_batch
 from pagedd.engine.cuda_graphs import DecodeGraphs
 from pagedd.engine.draw import Draw
 from pagedd.engine.errors import DeviceLostError
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.load import Model
 from pagedd.engine.sampler import Sampler
@@ -52,6 +53,10 @@ class ModelRunner(Runner):
         self._device = device
         self.seconds = {"prepare": 0.0, "forward": 0.0, "sample": 0.0}
 
+    @property
+    def open_pages(self) -> OpenPages:
+        return self._storage.open_pages
+
     def run(self, step: Step) -> list[Sampled]:
         """The `num_draws` tokens of each of `step.scheduled`, in order."""
         return self.launch(step).result()
@@ -62,7 +67,15 @@ class ModelRunner(Runner):
         try:
             self._storage.copy_blocks(step.block_copies)
             step.block_copies.clear()
-            batch = build_batch(step.scheduled, self._storage.block_size, self._device, self._drawn_rows)
+            pages = self._storage.open_pages
+            pages.settle()
+            batch = build_batch(
+                step.scheduled,
+                self._storage.block_size,
+                self._device,
+                self._drawn_rows,
+                pages if self._storage.form.has_open_keys else None,
+            )
             if self._drawn_rows:
                 batch = replace(batch, token_ids=_fill_in_pending(batch.token_ids, self._drawn))
             prepared = time.perf_counter()

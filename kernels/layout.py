@@ -24,12 +24,15 @@ class QuantizedLayer:
 
     Attributes:
         planes: keys and values, [num_blocks, num_kv_heads, record_bytes] uint8 each; records as in `kv_form.py`.
+        open_keys: [num_pages, num_kv_heads, block_size, head_dim] bfloat16, keys of blocks that are not full; no pages
+            unless the form has open keys.
     """
 
     planes: tuple[torch.Tensor, torch.Tensor]
     form: KVForm
     block_size: int
     head_dim: int
+    open_keys: torch.Tensor
 
     @classmethod
     def filled(
@@ -41,6 +44,7 @@ class QuantizedLayer:
         head_dim: int,
         byte: int = 0,
         device: torch.device | None = None,
+        num_pages: int = 0,
     ) -> "QuantizedLayer":
         """A layer of which every byte is `byte`."""
         keys, values = (
@@ -52,18 +56,19 @@ class QuantizedLayer:
             )
             for plane in range(2)
         )
-        return cls((keys, values), form, block_size, head_dim)
+        pages = torch.full((num_pages, num_kv_heads, block_size, 2 * head_dim), byte, dtype=torch.uint8, device=device)
+        return cls((keys, values), form, block_size, head_dim, pages.view(torch.bfloat16))
 
     def values(self, plane: int) -> torch.Tensor:
         """[num_blocks, num_kv_heads, block_size, value_bytes] of keys (`plane` 0) or values (1), a view."""
         return self._values(self.planes[plane], plane)
 
     def scales(self, plane: int) -> torch.Tensor:
-        """[num_blocks, num_kv_heads, block_size, scale_bytes], a view."""
+        """[num_blocks, num_kv_heads, num_scale_rows, scale_bytes], a view."""
         return self._scales(self.planes[plane], plane)
 
     def write(self, plane: int, blocks: torch.Tensor, offsets: torch.Tensor, x: torch.Tensor) -> None:
-        """Quantizes rows.
+        """Quantizes rows, of a form that quantizes them one by one.
 
         Args:
             blocks, offsets: [num_tokens] int64, where each token's row belongs.
@@ -72,6 +77,12 @@ class QuantizedLayer:
         values, scales = self.form.rows[plane].quantize(x)
         self.values(plane)[blocks, :, offsets] = values
         self.scales(plane)[blocks, :, offsets] = scales
+
+    def close(self, blocks: torch.Tensor, pages: torch.Tensor) -> None:
+        """Quantizes the open keys of `pages` into `blocks`, [n] each, which are full."""
+        values, scales = self.form.rows[0].quantize(self.open_keys[pages])
+        self.values(0)[blocks] = values
+        self.scales(0)[blocks] = scales
 
     def dequantize(self, plane: int) -> torch.Tensor:
         """[num_blocks, num_kv_heads, block_size, head_dim] float32 of keys (`plane` 0) or values (1)."""
@@ -89,16 +100,16 @@ class QuantizedLayer:
         return self.form.rows[plane].dequantize(values, scales, self.head_dim)
 
     def _values(self, records: torch.Tensor, plane: int) -> torch.Tensor:
-        return self._part(records, 0, self.form.rows[plane].value_bytes(self.head_dim))
+        return _rows(records, 0, self.block_size, self.form.rows[plane].value_bytes(self.head_dim))
 
     def _scales(self, records: torch.Tensor, plane: int) -> torch.Tensor:
         rows = self.form.rows[plane]
         start = self.block_size * rows.value_bytes(self.head_dim)
-        return self._part(records, start, rows.scale_bytes(self.head_dim))
+        return _rows(records, start, rows.num_scale_rows(self.block_size), rows.scale_bytes(self.head_dim))
 
-    def _part(self, records: torch.Tensor, start: int, row_bytes: int) -> torch.Tensor:
-        end = start + self.block_size * row_bytes
-        return records[..., start:end].view(*records.shape[:-1], self.block_size, row_bytes)
+
+def _rows(records: torch.Tensor, start: int, num_rows: int, row_bytes: int) -> torch.Tensor:
+    return records[..., start : start + num_rows * row_bytes].view(*records.shape[:-1], num_rows, row_bytes)
 
 
 KVLayer = torch.Tensor | QuantizedLayer
@@ -127,6 +138,9 @@ class PagedBatch(Hashable, Protocol):
         slot_mapping: [num_tokens] int64; the slot of each row's own key and value.
         max_query_len, max_context_len: the largest of each, so that no kernel has to ask the device.
         num_decodes: the first so many sequences have exactly one query row.
+        open_slots: [num_tokens] int64; page × block_size + offset of each row's own key while its block is open. Empty
+            unless the cache's form has open keys.
+        open_tables: [num_seqs, max_num_pages]; the pages of a sequence's blocks, from its first query's block on.
     """
 
     @property
@@ -143,3 +157,7 @@ class PagedBatch(Hashable, Protocol):
     def max_context_len(self) -> int: ...
     @property
     def num_decodes(self) -> int: ...
+    @property
+    def open_slots(self) -> torch.Tensor: ...
+    @property
+    def open_tables(self) -> torch.Tensor: ...

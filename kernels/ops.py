@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import torch
 
 from pagedd.kernels import torch_ops
-from pagedd.kernels.layout import KVLayer, PagedBatch
+from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer
 from pagedd.kernels.packed_weight import PackedWeight
 
 BACKEND_VARIABLE = "PAGEDD_KERNELS"
@@ -28,8 +28,14 @@ class Backend(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor: ...
     def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_layer: KVLayer,
+        slot_mapping: torch.Tensor,
+        open_slots: torch.Tensor | None = None,
     ) -> None: ...
+    def close_blocks(self, kv_layer: QuantizedLayer, batch: PagedBatch) -> None: ...
     def rope_and_write_kv(
         self,
         query: torch.Tensor,
@@ -39,6 +45,7 @@ class Backend(Protocol):
         sin: torch.Tensor,
         kv_layer: KVLayer,
         slot_mapping: torch.Tensor,
+        open_slots: torch.Tensor | None = None,
     ) -> None: ...
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor: ...
     def keep_best(
@@ -140,15 +147,16 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return _active.silu_and_mul(x)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
-    """Stores each row's key and value in its slot, in the form of the cache.
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, batch: PagedBatch) -> None:
+    """Stores each row's key and value in its slot, in the form of the cache, and closes the blocks that are now full.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim], any float dtype.
         kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
-        slot_mapping: [num_tokens] int64, no slot twice.
+        batch: no slot twice in its `slot_mapping`.
     """
-    _active.write_kv(key, value, kv_layer, slot_mapping)
+    _active.write_kv(key, value, kv_layer, batch.slot_mapping, batch.open_slots)
+    _close_blocks(kv_layer, batch)
 
 
 def rope_and_write_kv(
@@ -158,18 +166,26 @@ def rope_and_write_kv(
     cos: torch.Tensor,
     sin: torch.Tensor,
     kv_layer: KVLayer,
-    slot_mapping: torch.Tensor,
+    batch: PagedBatch,
 ) -> None:
-    """Rotates `query` in place (Su et al. 2021, in the half-split order of transformers), and stores the rotated key.
+    """Rotates `query` in place (Su et al. 2021, in the half-split order of transformers), and stores the rotated key
+    and the value as `write_kv` does.
 
     What becomes of `key` itself is left open: nobody reads it again.
 
     Args:
         query: [num_tokens, num_heads, head_dim]; like key and value it may be a view into a wider row.
-        key, value, kv_layer, slot_mapping: as in `write_kv`.
+        key, value, kv_layer, batch: as in `write_kv`.
         cos, sin: [num_tokens, head_dim // 2] float32, of each token's position times the inverse frequencies.
     """
-    _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot_mapping)
+    _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, batch.slot_mapping, batch.open_slots)
+    _close_blocks(kv_layer, batch)
+
+
+def _close_blocks(kv_layer: KVLayer, batch: PagedBatch) -> None:
+    """Quantizes the keys of blocks that have become full, where a form has to see them all for that."""
+    if isinstance(kv_layer, QuantizedLayer) and kv_layer.form.has_open_keys:
+        _active.close_blocks(kv_layer, batch)
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How a row of numbers is quantized: bytes, and scales beside them. The specification.
+"""How rows of numbers are quantized: bytes, and scales beside them. The specification.
 
 A row is one head's key or value of one token, [head_dim].
 
@@ -7,10 +7,13 @@ A row is one head's key or value of one token, [head_dim].
     int4   groups of 32 of the row's dimensions, the last of which may be shorter: offset = min x,
            scale = (max x − offset) / 15, x ≈ offset + q · scale; a scale and an offset a group; byte i holds
            dimension 2i in its low half and 2i + 1 in its high one
+    channel4  the same steps and bytes, but a group is one dimension of all rows of a block, since a few dimensions of
+           keys are far larger than the others: a scale and an offset a dimension, for the block, whose rows are
+           quantized together
 
 Scales and offsets are bfloat16: they need a float32's range (values of 1e-6 and 1e5 survive, which float16 would lose)
 and little of its precision, since they are rounded first, the offset downwards, and values are quantized against what
-was rounded. A row with NaN or infinity gets NaN as its scale (int4: the group), so it never reads as plausible numbers.
+was rounded. A row with NaN or infinity gets NaN as its scale (4 bits: the group), so it never reads as plausible numbers.
 
 What reads and writes the same in C++ is `cpu/kv_rows.h` and `cpu/kv_quantize.h`. Which forms a cache is made of is in
 `kv_form.py`.
@@ -29,21 +32,37 @@ _LIMITS = {"int8": 127.0, "fp8": 448.0}
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """`name`: int8, fp8 or int4."""
+    """`name`: int8, fp8, int4 or channel4."""
 
     name: str
 
+    @property
+    def needs_whole_block(self) -> bool:
+        """Whether the rows of a block are quantized together; until then they are kept elsewhere, in 16 bits."""
+        return self.name == "channel4"
+
     def value_bytes(self, head_dim: int) -> int:
         """Of one row."""
-        return -(-head_dim // 2) if self.name == "int4" else head_dim
+        return head_dim if self.name in _LIMITS else -(-head_dim // 2)
 
     def scale_bytes(self, head_dim: int) -> int:
-        """Of one row."""
+        """Of one row; of a whole block where rows are quantized together."""
+        if self.needs_whole_block:
+            return 4 * head_dim
         return 4 * _num_groups(head_dim) if self.name == "int4" else 2
 
+    def num_scale_rows(self, block_size: int) -> int:
+        """How many `scale_bytes` a block has."""
+        return 1 if self.needs_whole_block else block_size
+
     def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[..., head_dim] of any float dtype → uint8 values [..., value_bytes] and scales [..., scale_bytes]."""
+        """[..., head_dim] of any float dtype → uint8 values [..., value_bytes] and scales [..., scale_bytes].
+
+        Of rows that are quantized together, [..., block_size, head_dim], scales are [..., 1, scale_bytes].
+        """
         x = x.float()
+        if self.needs_whole_block:
+            return _quantize_channels(x)
         if self.name == "int4":
             return _quantize_int4(x)
         limit = _LIMITS[self.name]
@@ -57,6 +76,9 @@ class RowForm:
     def dequantize(self, values: torch.Tensor, scales: torch.Tensor, head_dim: int) -> torch.Tensor:
         """The reverse of `quantize`, as float32 [..., head_dim]."""
         steps = scales.contiguous().view(torch.bfloat16).float()
+        if self.needs_whole_block:
+            scale, offset = steps.view(*steps.shape[:-1], head_dim, 2).unbind(-1)
+            return _unpack(values)[..., :head_dim].float().mul_(scale).add_(offset)
         if self.name == "int4":
             return _dequantize_int4(values, steps.view(*steps.shape[:-1], -1, 2), head_dim)
         numbers = values.view(torch.int8 if self.name == "int8" else torch.float8_e4m3fn)
@@ -86,7 +108,17 @@ def _quantize_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     num_missing = _num_groups(head_dim) * GROUP - head_dim
     # The last dimension again and again: that changes no group's range.
     padded = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], num_missing)], dim=-1)
-    groups = padded.view(*x.shape[:-1], -1, GROUP)
+    q, steps = _quantize_groups(padded.view(*x.shape[:-1], -1, GROUP))
+    return _pack(q.flatten(-2)[..., :head_dim]), steps.flatten(-2).view(torch.uint8)
+
+
+def _quantize_channels(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    q, steps = _quantize_groups(x.transpose(-1, -2))
+    return _pack(q.transpose(-1, -2)), steps.flatten(-2).view(torch.uint8)[..., None, :]
+
+
+def _quantize_groups(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., n] → numbers below 16 as uint8, the same shape, and [..., 2] int16, scale and offset as bfloat16."""
     is_finite = groups.isfinite().all(dim=-1)
     lowest = torch.where(is_finite, groups.amin(dim=-1), 0.0) + 0.0  # + 0: no negative zero
     bits = lowest.view(torch.int32)
@@ -94,15 +126,24 @@ def _quantize_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     base = offset.view(torch.bfloat16).float()
     scale, inverse = _step(groups.amax(dim=-1) - base, 1 / 15, is_finite)
     q = ((groups - base[..., None]) * inverse[..., None]).round().clamp(0, 15)
-    q = torch.where(inverse[..., None] == 0, 0.0, q).flatten(-2)[..., :head_dim].to(torch.uint8)
-    low, high = F.pad(q, (0, head_dim % 2)).view(*x.shape[:-1], -1, 2).unbind(-1)
-    return low | high << 4, torch.stack([scale, offset], dim=-1).flatten(-2).view(torch.uint8)
+    q = torch.where(inverse[..., None] == 0, 0.0, q).to(torch.uint8)
+    return q, torch.stack([scale, offset], dim=-1)
 
 
 def _dequantize_int4(values: torch.Tensor, steps: torch.Tensor, head_dim: int) -> torch.Tensor:
     """`steps`: [..., num_groups, 2], scale and offset."""
     num_groups = _num_groups(head_dim)
-    q = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)
+    q = _unpack(values)
     q = F.pad(q, (0, num_groups * GROUP - q.shape[-1])).view(*q.shape[:-1], num_groups, GROUP)
     scale, offset = steps[..., None].unbind(-2)
     return q.float().mul_(scale).add_(offset).flatten(-2)[..., :head_dim].contiguous()
+
+
+def _pack(q: torch.Tensor) -> torch.Tensor:
+    """[..., n] numbers below 16 → [..., ceil(n / 2)] bytes."""
+    low, high = F.pad(q, (0, q.shape[-1] % 2)).unflatten(-1, (-1, 2)).unbind(-1)
+    return low | high << 4
+
+
+def _unpack(values: torch.Tensor) -> torch.Tensor:
+    return torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.model.config import ModelConfig
 from pagedd.kernels.kv_form import KVForm
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
@@ -29,10 +30,19 @@ class KVStorage:
         data: [num_layers, bytes] uint8, the one allocation.
         planes: keys and values, views: [num_layers, num_blocks, num_kv_heads, block_size, head_dim] of a float form,
             uint8 [num_layers, num_blocks, num_kv_heads, record_bytes] of a quantized one.
+        open_pages: who has which of `num_pages` pages of open keys; none unless the form has such.
+        open_keys: [num_layers, num_pages, num_kv_heads, block_size, head_dim] bfloat16.
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, form: KVForm, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        form: KVForm,
+        device: torch.device,
+        *,
+        num_pages: int = 0,
     ) -> None:
         wanted = num_blocks * self.bytes_per_block(config, form, block_size)
         try:
@@ -49,6 +59,9 @@ class KVStorage:
             row = (block_size, config.head_dim)
             keys, values = (part.view(form.dtype).unflatten(-1, row) for part in (keys, values))
         self.planes = (keys, values)
+        self.open_pages = OpenPages(num_pages)
+        page = (config.num_kv_heads, block_size, config.head_dim)
+        self.open_keys = torch.empty(config.num_layers, num_pages, *page, dtype=torch.bfloat16, device=device)
         self._head_dim = config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -59,8 +72,14 @@ class KVStorage:
         """Of all layers, keys and values, with what scales and padding take."""
         return config.num_layers * config.num_kv_heads * form.block_bytes(block_size, config.head_dim)
 
+    @staticmethod
+    def bytes_per_page(config: ModelConfig, form: KVForm, block_size: int) -> int:
+        """Of all layers: keys of an open block."""
+        return config.num_layers * config.num_kv_heads * form.page_bytes(block_size, config.head_dim)
+
     @property
     def num_bytes(self) -> int:
+        """Of the pool; pages of open keys are beside it."""
         return self.data.nbytes
 
     def layer(self, index: int) -> KVLayer:
@@ -68,16 +87,27 @@ class KVStorage:
         keys, values = (plane[index] for plane in self.planes)
         if self.form.dtype is not None:
             return self.data[index].view(self.form.dtype).view(2, *keys.shape)
-        return QuantizedLayer((keys, values), self.form, self.block_size, self._head_dim)
+        return QuantizedLayer(
+            (keys, values), self.form, self.block_size, self._head_dim, open_keys=self.open_keys[index]
+        )
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source."""
-        if not pairs:
-            return
-        sources, destinations = torch.tensor(pairs, device=self.data.device).unbind(1)
+        """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source.
+
+        The open keys of a block are copied with it.
+        """
         for plane in self.planes:
-            for layer in plane:  # one layer at a time: the copy passes through a temporary
-                layer[destinations] = layer[sources]
+            _copy(plane, pairs)
+        pages = ((self.open_pages.find(source), destination) for source, destination in pairs)
+        _copy(self.open_keys, [(page, self.open_pages.open(block)) for page, block in pages if page is not None])
+
+
+def _copy(layers: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
+    if not pairs:
+        return
+    sources, destinations = torch.tensor(pairs, device=layers.device).unbind(1)
+    for layer in layers:  # one layer at a time: the copy passes through a temporary
+        layer[destinations] = layer[sources]
 
 
 @dataclass(frozen=True, slots=True)

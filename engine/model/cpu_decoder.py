@@ -105,6 +105,9 @@ class CpuDecoder:
             kv_form=kv.form.name,
             num_blocks=kv.num_blocks,
             block_size=kv.block_size,
+            open_keys=kv.open_keys,
+            open_slots=batch.attention.open_slots,
+            open_tables=batch.attention.open_tables,
         )
         return logits[:, : self._config.vocab_size]
 

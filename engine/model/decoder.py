@@ -206,7 +206,7 @@ class Decoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             query = ops.rms_norm(query, layer.query_norm, config.rms_norm_eps)
             key = ops.rms_norm(key, layer.key_norm, config.rms_norm_eps)
-        ops.rope_and_write_kv(query, key, value, cos, sin, kv_layer, batch.attention.slot_mapping)
+        ops.rope_and_write_kv(query, key, value, cos, sin, kv_layer, batch.attention)
         attended = ops.paged_attention(
             query, kv_layer, batch.attention, scale=self._scale, sliding_window=layer.sliding_window
         )

@@ -219,6 +219,8 @@ def _probe(adapted: AdaptedModel, config: ModelConfig, token_ids: torch.Tensor, 
             max_query_len=end - start,
             max_context_len=end,
             num_decodes=int(end - start == 1),
+            open_slots=slots[:0],
+            open_tables=table[None, :0],
         )
         batch = Batch(token_ids[start:end], positions, torch.arange(end - start, device=device), attention)
         logits.append(adapted.forward(batch, kv))
@@ -245,7 +247,7 @@ def _paged_attention(
         _note(one_pass, module, query, key, value, attention_mask, sliding_window, arguments)
         return torch.zeros_like(query)[None], None
     kv_layer = one_pass.kv.layer(module.layer_idx)  # type: ignore[arg-type]
-    ops.write_kv(key, value, kv_layer, one_pass.attention.slot_mapping)
+    ops.write_kv(key, value, kv_layer, one_pass.attention)
     attended = ops.paged_attention(
         query,
         kv_layer,

@@ -55,9 +55,9 @@ struct Visibility {
   Visibility(const QueryRows& rows, int first_row, int end_row, int first, int end, const Scoring& scoring) {
     const int first_position = rows.position(first_row), last_position = rows.position(end_row - 1);
     const int window_begin = scoring.sliding_window ? first_position - scoring.sliding_window + 1 : 0;
-    const int visible_end = std::min(end, last_position + 1);
+    const int visible_end = std::min(end, scoring.seen_end(last_position));
     num_vecs = visible_end <= first || window_begin >= end ? 0 : divide_up(visible_end - first, kLanes);
-    is_partial = first + num_vecs * kLanes > std::min(end, first_position + 1) ||
+    is_partial = first + num_vecs * kLanes > std::min(end, scoring.seen_end(first_position)) ||
                  window_begin + last_position - first_position > first;
   }
 };
@@ -107,17 +107,13 @@ void attend_few(const QueryRows& rows, const PagedRows<KeyRows::kType>& keys,
                                   rows.head_dim, rows.weighted);
 }
 
-// All keys of the range against all rows, a tile of keys at a time.
+// The keys [start, end), a tile at a time, against all rows.
 template <class KeyRows, class ValueRows>
-void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv, const KeyRange& range,
-                 const KeyRange& next, const Scoring& scoring, float* memory, const ScratchLayout& layout) {
-  uint8_t* gathered = reinterpret_cast<uint8_t*>(memory + layout.gathered);
-  const PagedRows<KeyRows::kType> keys(kv.keys, kv, range, next, gathered);
-  const PagedRows<ValueRows::kType> values(kv.values, kv, range, next, gathered);
-  // To be repeatable, tiles begin at the same keys for every row, wherever a window begins.
-  const int start = is_repeatable ? range.begin / kTileKeys * kTileKeys : range.begin / kLanes * kLanes;
-  for (int first = start; first < range.end; first += kTileKeys) {
-    const int end = std::min(first + kTileKeys, range.end);
+void attend_tiles(const QueryRows& rows, int num_rows, bool is_repeatable, const PagedRows<KeyRows::kType>& keys,
+                  const PagedRows<ValueRows::kType>& values, int start, int end_key, const Scoring& scoring,
+                  float* memory, const ScratchLayout& layout) {
+  for (int first = start; first < end_key; first += kTileKeys) {
+    const int end = std::min(first + kTileKeys, end_key);
     switch (is_repeatable ? 0 : num_rows) {
       case 1: attend_few<KeyRows, ValueRows, 1>(rows, keys, values, first, end, scoring); break;
       case 2: attend_few<KeyRows, ValueRows, 2>(rows, keys, values, first, end, scoring); break;
@@ -130,6 +126,51 @@ void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const 
   }
 }
 
+// All keys of the range against all rows.
+template <class KeyRows, class ValueRows>
+void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv, const KeyRange& range,
+                 const KeyRange& next, const Scoring& scoring, float* memory, const ScratchLayout& layout) {
+  uint8_t* gathered = reinterpret_cast<uint8_t*>(memory + layout.gathered);
+  const PagedRows<KeyRows::kType> keys(kv.keys, kv, range, next, gathered);
+  const PagedRows<ValueRows::kType> values(kv.values, kv, range, next, gathered);
+  // To be repeatable, tiles begin at the same keys for every row, wherever a window begins.
+  const int start = is_repeatable ? range.begin / kTileKeys * kTileKeys : range.begin / kLanes * kLanes;
+  attend_tiles<KeyRows, ValueRows>(rows, num_rows, is_repeatable, keys, values, start, range.end, scoring, memory,
+                                   layout);
+}
+
+// Rows see the keys of their own block in its page, and those before as they were quantized.
+void attend_open_and_closed(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv,
+                            const KeyRange& range, const KeyRange& next, const KeyRange& open, Scoring scoring,
+                            float* memory, const ScratchLayout& layout) {
+  const int block_size = kv.block_size, last_position = rows.position(num_rows - 1);
+  KeyRange closed = range;
+  closed.end = std::min(range.end, last_position / block_size * block_size);
+  scoring.closed_block_size = block_size;
+  if (closed.begin < closed.end)
+    attend_keys<Channel4Rows, Int4Rows>(rows, num_rows, is_repeatable, kv, closed, next, scoring, memory, layout);
+
+  scoring.closed_block_size = 0;
+  uint8_t* gathered = reinterpret_cast<uint8_t*>(memory + layout.gathered);
+  for (int row = 0; row < num_rows;) {
+    const int position = rows.position(row), block_begin = position / block_size * block_size;
+    const int count = std::min(num_rows - row, (block_begin + block_size - position) * rows.group_size);
+    const QueryRows own{rows.query + size_t(row) * rows.num_words, rows.weighted + size_t(row) * rows.head_dim,
+                        rows.sums + row * kLanes, rows.maxima + row, rows.num_words, rows.head_dim,
+                        rows.group_size, position};
+    KeyRange pages = open, values_range = range;
+    pages.begin = values_range.begin = std::max(range.begin, block_begin);
+    pages.end = values_range.end = std::min(range.end, block_begin + block_size);
+    if (pages.begin < pages.end) {
+      const PagedRows<KvType::kBFloat16> keys(kv.open_keys, kv, pages, pages, gathered);
+      const PagedRows<KvType::kInt4> values(kv.values, kv, values_range, values_range, gathered);
+      attend_tiles<BFloat16Rows, Int4Rows>(own, count, is_repeatable, keys, values, block_begin, pages.end, scoring,
+                                           memory, layout);
+    }
+    row += count;
+  }
+}
+
 using AttendKeys = decltype(&attend_keys<Float32Rows, Float32Rows>);
 
 // The pairs of forms that kernels/kv_form.py names.
@@ -139,7 +180,6 @@ AttendKeys attend_keys_of(const KvLayer& kv) {
     case KvType::kInt8:
       return kv.value_type == KvType::kInt4 ? attend_keys<Int8Rows, Int4Rows> : attend_keys<Int8Rows, Int8Rows>;
     case KvType::kFp8: return attend_keys<Fp8Rows, Fp8Rows>;
-    case KvType::kInt4: return attend_keys<Int4Rows, Int4Rows>;
     default: return attend_keys<Float32Rows, Float32Rows>;
   }
 }
@@ -235,16 +275,22 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
   std::fill_n(rows.maxima, num_rows, kNothingSeen);
 
   constexpr float kLog2E = 1.44269504088896341f;
-  const Scoring scoring{(soft_cap ? soft_cap : scale) * kLog2E, soft_cap ? scale / soft_cap : 0.0f, sliding_window};
+  const Scoring scoring{(soft_cap ? soft_cap : scale) * kLog2E, soft_cap ? scale / soft_cap : 0.0f, sliding_window, 0};
   const auto range_of = [&](const AttentionItem& some) -> KeyRange {
     // The plan's window may be wider than this layer's.
     const int first = sliding_window ? some.first_position - sliding_window + 1 : 0;
     return {batch.block_tables + some.seq * batch.table_stride, some.kv_head, std::max(some.key_begin, first),
-            some.key_end};
+            some.key_end, 0};
   };
   const AttentionItem& next = plan.item(std::min(index + plan.num_threads(), plan.num_items() - 1));
-  attend_keys_of(kv)(rows, num_rows, plan.is_repeatable(), kv, range_of(item), range_of(next), scoring, memory,
-                          layout);
+  const KeyRange range = range_of(item), next_range = range_of(next);
+  if (kv.key_type == KvType::kChannel4) {
+    const KeyRange open{batch.open_tables + item.seq * batch.open_stride, item.kv_head, 0, 0,
+                        batch.first_position(item.seq) / kv.block_size};
+    attend_open_and_closed(rows, num_rows, plan.is_repeatable(), kv, range, next_range, open, scoring, memory, layout);
+  } else {
+    attend_keys_of(kv)(rows, num_rows, plan.is_repeatable(), kv, range, next_range, scoring, memory, layout);
+  }
 
   for (int row = 0; row < num_rows; ++row) {
     const float sum = Vec::load(rows.sums + row * kLanes).sum();

@@ -21,7 +21,7 @@ std::pair<KvType, KvType> kv_types_of(const std::string& form) {
   if (form == "int8") return {KvType::kInt8, KvType::kInt8};
   if (form == "fp8") return {KvType::kFp8, KvType::kFp8};
   if (form == "k8v4") return {KvType::kInt8, KvType::kInt4};
-  if (form == "int4") return {KvType::kInt4, KvType::kInt4};
+  if (form == "int4") return {KvType::kChannel4, KvType::kInt4};
   throw std::invalid_argument("KV form '" + form + "': use float32, bf16, int8, fp8, k8v4 or int4");
 }
 
@@ -125,28 +125,39 @@ class TorchDecoder {
                         const torch::Tensor& slots, const torch::Tensor& query_starts,
                         const torch::Tensor& context_lens, const torch::Tensor& block_tables,
                         const torch::Tensor& logits_rows, const torch::Tensor& kv, const std::string& kv_form,
-                        int64_t num_blocks, int block_size) {
+                        int64_t num_blocks, int block_size, const torch::Tensor& open_keys,
+                        const torch::Tensor& open_slots, const torch::Tensor& open_tables) {
     const auto [key_type, value_type] = kv_types_of(kv_form);
     const int64_t block_bytes = record_bytes(key_type, block_size, int(head_dim_)) +
                                 record_bytes(value_type, block_size, int(head_dim_));
     TORCH_CHECK(kv.dim() == 2 && kv.size(0) == num_layers_ && kv.size(1) == num_blocks * num_kv_heads_ * block_bytes,
                 "kv: all layers of this model's cache are expected, ", num_blocks, " blocks of ", block_size, " as ",
                 kv_form);
+    const bool has_open_keys = key_type == KvType::kChannel4;
+    if (has_open_keys) {
+      TORCH_CHECK(block_size % kRowsAtOnce == 0, "blocks of ", block_size, ": multiples of ", kRowsAtOnce, " are expected");
+      TORCH_CHECK(open_keys.dim() == 5 && open_keys.size(0) == num_layers_ && open_keys.size(2) == num_kv_heads_ &&
+                      open_keys.size(3) == block_size && open_keys.size(4) == head_dim_ &&
+                      open_slots.size(0) == token_ids.size(0) && open_tables.size(0) == context_lens.size(0),
+                  "open_keys, open_slots, open_tables: as engine/kv/storage.py and engine/batch.py have them");
+    }
     const Batch batch{
         int(token_ids.size(0)),
         data<int64_t>(token_ids, torch::kInt64, "token_ids"),
         data<float>(cos, torch::kFloat32, "cos"),
         data<float>(sin, torch::kFloat32, "sin"),
         data<int64_t>(slots, torch::kInt64, "slots"),
+        data<int64_t>(open_slots, torch::kInt64, "open_slots"),
         {data<int32_t>(query_starts, torch::kInt32, "query_starts"),
          data<int32_t>(context_lens, torch::kInt32, "context_lens"),
-         data<int32_t>(block_tables, torch::kInt32, "block_tables"), block_tables.size(1), int(context_lens.size(0))},
+         data<int32_t>(block_tables, torch::kInt32, "block_tables"), block_tables.size(1), int(context_lens.size(0)),
+         data<int32_t>(open_tables, torch::kInt32, "open_tables"), open_tables.size(1)},
         int(logits_rows.size(0)),
         data<int64_t>(logits_rows, torch::kInt64, "logits_rows"),
     };
     auto logits = torch::empty({logits_rows.size(0), vocab_size_});
     const KvCache cache{const_cast<uint8_t*>(data<uint8_t>(kv, torch::kUInt8, "kv")), key_type, value_type, num_blocks,
-                        block_size};
+                        block_size, static_cast<uint8_t*>(open_keys.data_ptr()), open_keys.size(1)};
     const pybind11::gil_scoped_release release;
     decoder_.forward(batch, cache, at::get_num_threads(), logits.data_ptr<float>());
     return logits;
@@ -195,5 +206,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("scratch_bytes", &TorchDecoder::scratch_bytes)
       .def("forward", &TorchDecoder::forward, py::arg("token_ids"), py::arg("cos"), py::arg("sin"), py::arg("slots"),
            py::arg("query_starts"), py::arg("context_lens"), py::arg("block_tables"), py::arg("logits_rows"),
-           py::arg("kv"), py::arg("kv_form"), py::arg("num_blocks"), py::arg("block_size"));
+           py::arg("kv"), py::arg("kv_form"), py::arg("num_blocks"), py::arg("block_size"),
+           py::arg("open_keys"), py::arg("open_slots"), py::arg("open_tables"));
 }

@@ -12,6 +12,7 @@ import torch
 from pagedd.engine.config import EngineConfig, SchedulerConfig
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.open_pages import num_pages_for
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.load import LoadedModel, load_model
 from pagedd.engine.request import Request
@@ -71,8 +72,9 @@ def make_engine(model: Served, chunk: int = 512, num_seats: int = 32, is_caching
         block_size=16, num_blocks=400, max_num_seqs=num_seats, max_num_batched_tokens=chunk, max_model_len=256
     )
     loaded = model.loaded
-    storage = KVStorage(loaded.config, 400, 16, model.kv_form, loaded.device)
-    blocks = BlockManager(400, 16, enable_prefix_caching=is_caching)
+    num_pages = num_pages_for(chunk, 16, num_seats, runs_ahead=False) if model.kv_form.has_open_keys else 0
+    storage = KVStorage(loaded.config, 400, 16, model.kv_form, loaded.device, num_pages=num_pages)
+    blocks = BlockManager(400, 16, enable_prefix_caching=is_caching, open_pages=storage.open_pages)
     return Engine(ModelRunner(loaded.model, storage, Sampler(), loaded.device), Scheduler(config, blocks))
 
 

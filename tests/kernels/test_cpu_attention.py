@@ -23,7 +23,7 @@ TYPES = {  # KvType of keys and of values
     "int8": (2, 2),
     "fp8": (3, 3),
     "k8v4": (2, 4),
-    "int4": (4, 4),
+    "int4": (5, 4),
 }
 QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 SOURCES = Path(cpu.__file__).parent
@@ -53,6 +53,8 @@ class Driver:
             pointer(batch.context_lens),
             pointer(batch.block_tables),
             ctypes.c_int64(batch.block_tables.shape[1]),
+            pointer(batch.open_tables),
+            ctypes.c_int64(batch.open_tables.shape[1]),
             len(batch.context_lens),
             num_threads,
             ctypes.c_float(head_dim**-0.5),
@@ -61,6 +63,19 @@ class Driver:
             sliding_window if plan_window is None else plan_window,
         )
         return output, num_items
+
+    def close_blocks(self, kv_layer, batch) -> None:
+        self.library.close_full_blocks(
+            pointer(batch.query_starts),
+            pointer(batch.context_lens),
+            pointer(batch.block_tables),
+            ctypes.c_int64(batch.block_tables.shape[1]),
+            pointer(batch.open_tables),
+            ctypes.c_int64(batch.open_tables.shape[1]),
+            len(batch.context_lens),
+            *cache_arguments(kv_layer),
+            kv_layer.head_dim,
+        )
 
     def rope_and_write(self, qkv, num_heads, cos, sin, norms, slots, kv_layer) -> None:
         self.library.rope_and_write(
@@ -73,6 +88,7 @@ class Driver:
             *(norm if norm is None else pointer(norm) for norm in norms),
             ctypes.c_float(1e-6),
             pointer(slots),
+            pointer(slots),  # a page for each block
             *cache_arguments(kv_layer),
             qkv.shape[-1],
         )
@@ -89,7 +105,8 @@ def form_name(kv_layer: KVLayer) -> str:
 
 def cache_arguments(kv_layer: KVLayer, *num_heads: int) -> tuple:
     planes = planes_of(kv_layer)
-    return *map(pointer, planes), *TYPES[form_name(kv_layer)], *num_heads, planes[0].shape[1], block_size_of(kv_layer)
+    open_keys = kv_layer.open_keys if isinstance(kv_layer, QuantizedLayer) else planes[0][:0]
+    return *map(pointer, (*planes, open_keys)), *TYPES[form_name(kv_layer)], *num_heads, planes[0].shape[1], block_size_of(kv_layer)
 
 
 @pytest.fixture(scope="module", params=list(FLAGS))
@@ -117,16 +134,23 @@ def check(driver: Driver, batch, **options) -> None:
 
 def tolerance_of(driver: Driver, kv_layer: KVLayer) -> float:
     """bfloat16's dot products round weights; without them every form is widened, and only read."""
-    return 1e-5 if driver.path == "portable" or form_name(kv_layer) == "float32" else 6e-3
+    if driver.path == "portable" or form_name(kv_layer) == "float32":
+        return 3e-5 if form_name(kv_layer) == "int4" else 1e-5  # there a key is a sum itself, and may be large
+    return 6e-3
+
+
+class LayerAsRead(QuantizedLayer):
+    """What 4 bits stand for is rounded to bfloat16 where that is multiplied."""
+
+    def dequantize(self, plane: int) -> torch.Tensor:
+        x = super().dequantize(plane)
+        return x.bfloat16().float() if self.form.rows[plane].name in ("int4", "channel4") else x
 
 
 def as_read(driver: Driver, kv_layer: KVLayer) -> KVLayer:
-    """What 4 bits stand for is rounded to bfloat16 where that is multiplied."""
-    if driver.path == "portable" or form_name(kv_layer) not in ("k8v4", "int4"):
+    if driver.path == "portable" or not isinstance(kv_layer, QuantizedLayer):
         return kv_layer
-    planes = [kv_layer.dequantize(plane) for plane in range(2)]
-    is_rounded = [rows.name == "int4" for rows in kv_layer.form.rows]
-    return torch.stack([x.bfloat16().float() if is_so else x for x, is_so in zip(planes, is_rounded, strict=True)])
+    return LayerAsRead(kv_layer.planes, kv_layer.form, kv_layer.block_size, kv_layer.head_dim, kv_layer.open_keys)
 
 
 def narrow(batch) -> torch.Tensor:
@@ -151,6 +175,8 @@ def test_grouped_heads_of_every_size_equal_the_reference(driver, paged, form, he
 @pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32])
 @pytest.mark.parametrize("head_dim", [16, 96, 256])
 def test_any_block_size_equals_the_reference(driver, paged, form, block_size, head_dim):
+    if form == "int4" and block_size % 16:
+        return  # the engine refuses it: such blocks' scales would take more than their keys
     lens = [(1, 33), (2, 50), (20, 20)]
     batch = paged(lens, block_size=block_size, num_heads=2, num_kv_heads=1, head_dim=head_dim, form=form)
     check(driver, batch, num_threads=1)
@@ -209,6 +235,7 @@ def test_a_long_prefill_equals_the_reference_where_its_tiles_end(driver, paged, 
             query=batch.query[row : row + 1],
             query_starts=torch.tensor([0, 1], dtype=torch.int32),
             context_lens=torch.tensor([position + 1], dtype=torch.int32),
+            open_tables=batch.open_tables[:, position // 16 - 30 // 16 :],
         )
         exact = alone.query.double()
         expected = reference.paged_attention(exact, as_read(driver, alone.kv_layer), alone, scale=64**-0.5)
@@ -228,6 +255,7 @@ def test_with_one_thread_a_row_alone_equals_itself_among_others_to_the_last_bit(
             query_starts=torch.tensor([0, 1], dtype=torch.int32),
             context_lens=torch.tensor([66 + row], dtype=torch.int32),
             block_tables=batch.block_tables[1:],
+            open_tables=batch.open_tables[1:, (65 + row) // 16 - 65 // 16 :].contiguous(),
         )
         assert torch.equal(driver.attend(alone, **options)[0][0], together[1 + row])
 
@@ -242,7 +270,7 @@ def test_scores_that_differ_by_hundreds_do_not_overflow(driver, paged, form):
 @pytest.mark.parametrize("form", ["bf16", "int8", "k8v4", "int4"])
 def test_offsets_may_exceed_32_bits(driver, paged, form):
     small = paged([(1, 70), (4, 40)], block_size=32, num_heads=8, num_kv_heads=8, head_dim=128, form=form)
-    parts = bytes_of(small.kv_layer)
+    parts = bytes_of(small.kv_layer)[:2]
     num_small = len(parts[0])
     num_blocks = 2**32 // parts[1][0].nbytes + num_small
     shift = num_blocks - num_small
@@ -252,7 +280,7 @@ def test_offsets_may_exceed_32_bits(driver, paged, form):
         pool = replace(small.kv_layer, planes=tuple(pools))
     else:
         pool = torch.empty(2, num_blocks, *small.kv_layer.shape[2:], dtype=small.kv_layer.dtype)
-    for plane, part in zip(bytes_of(pool), parts, strict=True):
+    for plane, part in zip(bytes_of(pool), parts, strict=False):
         plane[shift:] = part
     large = replace(small, kv_layer=pool, block_tables=small.block_tables + shift)
     assert torch.equal(driver.attend(large, num_threads=2)[0], driver.attend(small, num_threads=2)[0])
@@ -294,7 +322,7 @@ def test_rows_are_normalised_rotated_and_written(driver, form, head_dim, has_nor
     cos, sin = angles.cos(), angles.sin()
     driver.rope_and_write(qkv, 5, cos, sin, norms if has_norms else [None, None], slots, kv_layer)
     torch.testing.assert_close(qkv, exact, rtol=1e-5, atol=1e-5)
-    reference.write_kv(qkv[:, 5:7], qkv[:, 7:], expected, slots)
+    reference.write_kv(qkv[:, 5:7], qkv[:, 7:], expected, slots, slots)
     assert have_same_bytes(kv_layer, expected)
 
 
@@ -302,7 +330,7 @@ def make_layer(form: str, head_dim: int) -> KVLayer:
     """Three blocks of four slots, two heads, full of sevens."""
     if form not in QUANTIZED:
         return torch.full((2, 3, 2, 4, head_dim), 7.0, dtype=FORMS[form].dtype)
-    return QuantizedLayer.filled(FORMS[form], 3, 2, 4, head_dim, byte=7)
+    return QuantizedLayer.filled(FORMS[form], 3, 2, 4, head_dim, byte=7, num_pages=3)
 
 
 def have_same_bytes(one: KVLayer, other: KVLayer) -> bool:
@@ -310,7 +338,10 @@ def have_same_bytes(one: KVLayer, other: KVLayer) -> bool:
 
 
 def bytes_of(kv_layer: KVLayer) -> list[torch.Tensor]:
-    return [plane.view(torch.uint8) for plane in planes_of(kv_layer)]
+    parts = list(planes_of(kv_layer))
+    if isinstance(kv_layer, QuantizedLayer):
+        parts.append(kv_layer.open_keys)
+    return [part.view(torch.uint8) for part in parts]
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
@@ -332,14 +363,33 @@ def test_any_row_is_quantized_as_specified_to_the_last_bit(driver, form, head_di
     values = torch.cat([rows, few, -few, special])
     num_rows = len(values)
     qkv = torch.cat([values, values, values.flip(0)], dim=1)
-    written = QuantizedLayer.filled(FORMS[form], num_rows, 1, 1, head_dim, byte=7)
+    written = QuantizedLayer.filled(FORMS[form], num_rows, 1, 1, head_dim, byte=7, num_pages=num_rows)
     ones = torch.ones(num_rows, head_dim // 2)
     slots = torch.arange(num_rows)
     driver.rope_and_write(qkv, 1, ones, ones * 0, [None, None], slots, written)
     for plane, x in enumerate((qkv[:, 1], qkv[:, 2])):
+        if FORMS[form].rows[plane].needs_whole_block:
+            continue
         expected_values, expected_scales = FORMS[form].rows[plane].quantize(x)
         assert torch.equal(written.values(plane)[:, 0, 0], expected_values)
         assert torch.equal(written.scales(plane)[:, 0, 0], expected_scales)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_keys_of_full_blocks_are_quantized_as_specified_to_the_last_bit(driver, paged, block_size, head_dim):
+    """Steps that fill no block, one, and several; numbers of every size, and some that are none."""
+    lens = [(1, 40), (1, 64), (70, 70), (33, 96), (3, 33)]
+    batch = paged(lens, block_size=block_size, head_dim=head_dim, form="int4")
+    open_keys = batch.kv_layer.open_keys
+    open_keys.mul_(10.0 ** torch.linspace(-38, 38, open_keys.shape[-1]))
+    special = batch.open_tables[2, 0]
+    open_keys[special, 0, 3, :6] = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 3e38])
+    open_keys[special, 1, :, :2] = torch.tensor([0.0, -0.0])
+    expected = replace(batch.kv_layer, planes=tuple(plane.clone() for plane in batch.kv_layer.planes))
+    driver.close_blocks(batch.kv_layer, batch)
+    reference.close_blocks(expected, batch)
+    assert all(map(torch.equal, batch.kv_layer.planes, expected.planes))
 
 
 @EVERY_FORM
@@ -348,7 +398,8 @@ def test_nan_in_the_cache_comes_out_as_nan_and_only_where_it_is_seen(driver, pag
     batch = paged([(1, 40), (30, 30), (1, 20)], block_size=16, num_heads=2, num_kv_heads=2, head_dim=64, form=form)
     block = batch.block_tables[0, 1]
     if form in QUANTIZED:
-        batch.kv_layer.scales(plane)[block, 1, 3].view(torch.int16).fill_(0x7FC0)
+        rows = batch.kv_layer.scales(plane)[block, 1]
+        rows[0 if len(rows) == 1 else 3].view(torch.int16).fill_(0x7FC0)
     else:
         batch.kv_layer[plane, block, 1, 3] = float("nan")
     for num_threads in (1, 2):
