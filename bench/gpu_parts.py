@@ -114,12 +114,13 @@ def correct(check: Check) -> Rows:
             # The first is so long that it is cut over programs and merged.
             inputs = make_inputs([(1, 700), (1, 3), (20, 33), (9, 9)], form, dtype, generator)
             moved = inputs.to(check.device)
-            kernels.rope_and_write_kv(
-                moved.query, moved.key, moved.value, moved.cos, moved.sin, moved.kv_layer, moved.slot_mapping
-            )
-            reference.rope_and_write_kv(
-                inputs.query, inputs.key, inputs.value, inputs.cos, inputs.sin, inputs.kv_layer, inputs.slot_mapping
-            )
+            for backend, given in ((kernels, moved), (reference, inputs)):
+                slots = given.slot_mapping, given.open_slots
+                backend.rope_and_write_kv(
+                    given.query, given.key, given.value, given.cos, given.sin, given.kv_layer, *slots
+                )
+                if FORMS[form].has_open_keys:
+                    backend.close_blocks(given.kv_layer, given)
             hold(f"rope_and_write_kv, {form}, query", moved.query, inputs.query)
             wanted = reference.paged_attention(inputs.query, inputs.kv_layer, inputs, scale=0.1)
             got = kernels.paged_attention(moved.query, moved.kv_layer, moved, scale=0.1)

@@ -26,7 +26,7 @@ class AttentionMetadata:
         slot_mapping: [num_tokens] int64; block × block_size + offset where each new token's KV goes.
         max_query_len, max_context_len: the largest of each, as Python ints, so that no kernel has to ask the device.
         num_decodes: the first so many sequences have exactly one query row.
-        open_slots, open_tables: as in `kernels.layout.PagedBatch`; the first int64, both empty unless the cache has open keys.
+        open_slots, open_tables: as in `kernels.layout.PagedBatch`, the first int64; empty without open keys.
     """
 
     query_starts: torch.Tensor

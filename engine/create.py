@@ -101,8 +101,8 @@ def create_runner(
     if kv_form.has_open_keys and config.block_size % 16:
         raise EngineError(
             "invalid_setting",
-            f"block_size {config.block_size} with kv_cache_dtype {kv_form.name}, which quantizes keys a block at a time "
-            "and would spend more on scales than it saves; use block_size 16 or 32",
+            f"block_size {config.block_size} with kv_cache_dtype {kv_form.name}, whose scales a block would take more "
+            "than its 4-bit keys save; use block_size 16 or 32",
         )
     bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
     runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
@@ -117,7 +117,9 @@ def create_runner(
 
     num_pages = 0
     if kv_form.has_open_keys:
-        num_pages = num_pages_for(budget, config.block_size, config.max_num_seqs, runs_ahead=runs_ahead) + uses_graphs
+        num_pages = uses_graphs + num_pages_for(
+            budget, config.block_size, config.max_num_seqs, num_guesses=num_guesses, runs_ahead=runs_ahead
+        )
     open_bytes = num_pages * KVStorage.bytes_per_page(loaded.config, kv_form, config.block_size)
     reserve_bytes += open_bytes
 

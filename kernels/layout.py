@@ -7,7 +7,7 @@ physical ones. Knows nothing of sequences or of who fills the tables: see `engin
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 
@@ -113,6 +113,11 @@ def _rows(records: torch.Tensor, start: int, num_rows: int, row_bytes: int) -> t
 
 
 KVLayer = torch.Tensor | QuantizedLayer
+
+
+def has_open_keys(kv_layer: KVLayer) -> TypeGuard[QuantizedLayer]:
+    """Whether its form keeps the keys of a block in a page until the block is full."""
+    return isinstance(kv_layer, QuantizedLayer) and kv_layer.form.has_open_keys
 
 
 def planes_of(kv_layer: KVLayer) -> tuple[torch.Tensor, torch.Tensor]:

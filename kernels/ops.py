@@ -147,16 +147,22 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return _active.silu_and_mul(x)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, batch: PagedBatch) -> None:
-    """Stores each row's key and value in its slot, in the form of the cache, and closes the blocks that are now full.
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
+) -> None:
+    """Stores each row's key and value in its slot, in the form of the cache; an open key in its page.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim], any float dtype.
         kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
-        batch: no slot twice in its `slot_mapping`.
+        slot_mapping: [num_tokens] int64, no slot twice.
+        open_slots: as in `PagedBatch`; where the form of the cache has open keys. `close_blocks` has to follow then.
     """
-    _active.write_kv(key, value, kv_layer, batch.slot_mapping, batch.open_slots)
-    _close_blocks(kv_layer, batch)
+    _active.write_kv(key, value, kv_layer, slot_mapping, open_slots)
 
 
 def rope_and_write_kv(
@@ -166,26 +172,28 @@ def rope_and_write_kv(
     cos: torch.Tensor,
     sin: torch.Tensor,
     kv_layer: KVLayer,
-    batch: PagedBatch,
+    slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
 ) -> None:
-    """Rotates `query` in place (Su et al. 2021, in the half-split order of transformers), and stores the rotated key
-    and the value as `write_kv` does.
+    """Rotates `query` in place (Su et al. 2021, in the half-split order of transformers), and stores the rotated key.
 
     What becomes of `key` itself is left open: nobody reads it again.
 
     Args:
         query: [num_tokens, num_heads, head_dim]; like key and value it may be a view into a wider row.
-        key, value, kv_layer, batch: as in `write_kv`.
+        key, value, kv_layer, slot_mapping, open_slots: as in `write_kv`.
         cos, sin: [num_tokens, head_dim // 2] float32, of each token's position times the inverse frequencies.
     """
-    _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, batch.slot_mapping, batch.open_slots)
-    _close_blocks(kv_layer, batch)
+    _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot_mapping, open_slots)
 
 
-def _close_blocks(kv_layer: KVLayer, batch: PagedBatch) -> None:
-    """Quantizes the keys of blocks that have become full, where a form has to see them all for that."""
-    if isinstance(kv_layer, QuantizedLayer) and kv_layer.form.has_open_keys:
-        _active.close_blocks(kv_layer, batch)
+def close_blocks(kv_layer: QuantizedLayer, batch: PagedBatch) -> None:
+    """Quantizes the keys of the blocks that the batch's tokens fill, out of their pages.
+
+    Args:
+        kv_layer: of a form with open keys; all keys of the batch are written.
+    """
+    _active.close_blocks(kv_layer, batch)
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer, block_size_of
+from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer, block_size_of, has_open_keys
 from pagedd.kernels.packed_weight import PackedWeight
 
 
@@ -88,7 +88,9 @@ def close_blocks(kv_layer: QuantizedLayer, batch: PagedBatch) -> None:
     for i, context_len in enumerate(batch.context_lens.tolist()):
         first = (context_len - starts[i + 1] + starts[i]) // kv_layer.block_size
         for j in range(first, context_len // kv_layer.block_size):
-            kv_layer.close(batch.block_tables[i, j : j + 1].long(), batch.open_tables[i, j - first : j - first + 1].long())
+            kv_layer.close(
+                batch.block_tables[i, j : j + 1].long(), batch.open_tables[i, j - first : j - first + 1].long()
+            )
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -111,7 +113,7 @@ def paged_attention(
     the cache has open keys, those of the row's own block, p // block_size, are the ones in its page.
     """
     block_size = block_size_of(kv_layer)
-    open_keys = kv_layer.open_keys if isinstance(kv_layer, QuantizedLayer) and kv_layer.form.has_open_keys else None
+    open_keys = kv_layer.open_keys if has_open_keys(kv_layer) else None
     if isinstance(kv_layer, QuantizedLayer):
         kv_layer = torch.stack([kv_layer.dequantize(plane) for plane in range(2)])
     group_size = query.shape[1] // kv_layer.shape[2]  # query heads that share one KV head

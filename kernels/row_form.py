@@ -8,12 +8,13 @@ A row is one head's key or value of one token, [head_dim].
            scale = (max x − offset) / 15, x ≈ offset + q · scale; a scale and an offset a group; byte i holds
            dimension 2i in its low half and 2i + 1 in its high one
     channel4  the same steps and bytes, but a group is one dimension of all rows of a block, since a few dimensions of
-           keys are far larger than the others: a scale and an offset a dimension, for the block, whose rows are
+           keys are far larger than the rest. A scale and an offset a dimension, for the block, whose rows are
            quantized together
 
 Scales and offsets are bfloat16: they need a float32's range (values of 1e-6 and 1e5 survive, which float16 would lose)
 and little of its precision, since they are rounded first, the offset downwards, and values are quantized against what
-was rounded. A row with NaN or infinity gets NaN as its scale (4 bits: the group), so it never reads as plausible numbers.
+was rounded. A row (of 4 bits, a group) with NaN or infinity gets NaN as its scale, so it never reads as plausible
+numbers.
 
 What reads and writes the same in C++ is `cpu/kv_rows.h` and `cpu/kv_quantize.h`. Which forms a cache is made of is in
 `kv_form.py`.

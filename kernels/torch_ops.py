@@ -17,13 +17,21 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer, PagedBatch, QuantizedLayer, block_size_of
+from pagedd.kernels.layout import (
+    MAX_GATHERED_SLOTS,
+    KVLayer,
+    PagedBatch,
+    QuantizedLayer,
+    block_size_of,
+    has_open_keys,
+)
 from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.ranking import keep_best
 
 __all__ = [
     "add_rms_norm",
     "apply_rope",
+    "close_blocks",
     "keep_best",
     "packed_linear",
     "paged_attention",
@@ -166,7 +174,7 @@ def paged_attention(
 
 def _gather_open(kv_layer: KVLayer, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """[num_pages, num_kv_heads, block_size, head_dim] where the form has open keys."""
-    if isinstance(kv_layer, QuantizedLayer) and kv_layer.form.has_open_keys:
+    if has_open_keys(kv_layer):
         return kv_layer.open_keys.index_select(0, pages).to(dtype)
     return None
 

@@ -49,6 +49,8 @@ class Batch:
     max_query_len: int
     max_context_len: int
     num_decodes: int
+    open_slots: torch.Tensor
+    open_tables: torch.Tensor
 
 
 def make_batch(lens: list[tuple[int, int]], block_size: int) -> tuple[Batch, int]:
@@ -64,6 +66,8 @@ def make_batch(lens: list[tuple[int, int]], block_size: int) -> tuple[Batch, int
         max_query_len=max(query_lens),
         max_context_len=max(contexts),
         num_decodes=query_lens.count(1),
+        open_slots=torch.empty(0, dtype=torch.int64, device="cuda"),
+        open_tables=torch.arange(width, device="cuda").int().expand(len(lens), width),
     )
     return batch, num_blocks
 
@@ -75,7 +79,9 @@ def make_layer(shape: AttentionShape, num_blocks: int) -> KVLayer:
         size = (2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
         return torch.randn(size, device="cuda", dtype=form.dtype)
     device = torch.device("cuda")
-    layer = QuantizedLayer.filled(form, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim, device=device)
+    sizes = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    layer = QuantizedLayer.filled(form, *sizes, device=device, num_pages=num_blocks)
+    layer.open_keys.normal_()
     for plane in range(2):
         layer.values(plane).random_(0, 256)
         layer.scales(plane).view(torch.int16).fill_(0x3C80)  # 2⁻⁶ as bfloat16

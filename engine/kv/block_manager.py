@@ -137,7 +137,9 @@ class BlockManager:
 
     def close_full_blocks(self, sequence: Sequence, start: int) -> None:
         """After tokens from `start` on were computed and taken: full blocks need no page of open keys any more."""
-        for block_id in sequence.block_table[start // self.block_size : sequence.num_computed_tokens // self.block_size]:
+        for block_id in sequence.block_table[
+            start // self.block_size : sequence.num_computed_tokens // self.block_size
+        ]:
             self.open_pages.close(block_id)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""Which page holds the 16-bit keys of which block that is not full yet, for forms of the cache that quantize whole ones.
+"""Which page holds the 16-bit keys of which block that is not full yet, where the cache quantizes whole blocks.
 
 A block gets a page when a step first writes to it, keeps it while guesses may still be taken back, and gives it up when
 it is full for good or nobody names it any more. A step's device work runs in order, so a page may be handed on at once.
@@ -41,17 +41,20 @@ class OpenPages:
             self._closed.add(block_id)
 
     def settle(self) -> None:
-        """Frees what was closed. Not before copies are made: a fork's tail may be closed since the copy was asked for."""
+        """Frees what was closed. After copies are made: a fork's tail may be closed since the copy was asked for."""
         for block_id in self._closed:
             self._free.append(self._pages.pop(block_id))
         self._closed.clear()
 
 
-def num_pages_for(num_batched_tokens: int, block_size: int, max_num_seqs: int, *, runs_ahead: bool) -> int:
-    """As many as can ever be open: what a step writes to, twice where one runs ahead, and three blocks a sequence.
+def num_pages_for(
+    num_batched_tokens: int, block_size: int, max_num_seqs: int, *, num_guesses: int, runs_ahead: bool
+) -> int:
+    """As many as can ever be open.
 
-    A step of n tokens of one sequence touches at most n / block_size + 2 blocks, and guesses that were refused leave one
-    behind.
+    n tokens of one sequence touch at most n // block_size + 2 blocks, in each of the steps that are on their way; and
+    guesses that were refused leave blocks behind.
     """
     num_steps = 2 if runs_ahead else 1
-    return num_steps * (num_batched_tokens // block_size) + (2 + num_steps) * max_num_seqs
+    num_left_behind = -(-num_guesses // block_size)
+    return num_steps * (num_batched_tokens // block_size) + (2 * num_steps + num_left_behind) * max_num_seqs

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.row_form import GROUP
 from pagedd.kernels.triton.launch import Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES
 
@@ -69,8 +70,12 @@ class AttentionShape:
 
     @property
     def dims(self) -> int:
-        """The power of two that holds a head: tiles have no other sizes."""
-        return int(triton.next_power_of_2(self.head_dim))
+        """The power of two that holds a head, and an int4 group: tiles have no other sizes."""
+        return max(GROUP if "int4" in self.row_forms else 1, int(triton.next_power_of_2(self.head_dim)))
+
+    @property
+    def has_open_keys(self) -> bool:
+        return self.form.has_open_keys
 
     @property
     def row_forms(self) -> tuple[str, str]:
@@ -96,10 +101,17 @@ class AttentionShape:
 
     @property
     def pointer_types(self) -> dict[str, str]:
-        """Argument of the kernels → Triton's type, of queries, output and planes."""
+        """Argument of the kernels → Triton's type, of queries, output, planes and pages."""
         plane = "*" + TRITON_TYPES[self.form.dtype or torch.uint8]
         query = "*" + TRITON_TYPES[self.dtype]
-        return {"output_ptr": query, "query_ptr": query, "keys_ptr": plane, "values_ptr": plane}
+        pages = "*bf16" if self.has_open_keys else plane
+        return {
+            "output_ptr": query,
+            "query_ptr": query,
+            "keys_ptr": plane,
+            "values_ptr": plane,
+            "open_keys_ptr": pages,
+        }
 
 
 def row_forms(form: KVForm) -> tuple[str, str]:

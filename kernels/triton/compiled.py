@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from pagedd.kernels.kv_form import KVForm
-from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, has_open_keys
 from pagedd.kernels.packed_weight import GROUP, PackedWeight
+from pagedd.kernels.triton.close_blocks import close_blocks
 from pagedd.kernels.triton.linear import packed_linear
 from pagedd.kernels.triton.paged_attention import paged_attention
 from pagedd.kernels.triton.rms_norm import add_rms_norm, rms_norm
@@ -65,6 +66,8 @@ class _Batch:
     max_query_len: int
     max_context_len: int
     num_decodes: int
+    open_slots: torch.Tensor
+    open_tables: torch.Tensor
 
 
 def compile_kernels(model: ModelSizes, device: torch.device) -> bool:
@@ -129,8 +132,10 @@ def _launch_cache_writers(model: ModelSizes, kv_layer: KVLayer, device: torch.de
     cos, sin = torch.zeros(2, 1, model.head_dim // 2, device=device)
     slot = torch.zeros(1, dtype=torch.int64, device=device)
     apply_rope(query, cos, sin)
-    write_kv(key, value, kv_layer, slot)
-    rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot)
+    write_kv(key, value, kv_layer, slot, slot)
+    rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot, slot)
+    if has_open_keys(kv_layer):
+        close_blocks(kv_layer, _make_batch([1], 1, model.block_size, device))
 
 
 def _launch_attention(model: ModelSizes, kv_layer: KVLayer, sliding_window: int | None, device: torch.device) -> None:
@@ -163,6 +168,8 @@ def _make_batch(query_lens: list[int], max_context_len: int, block_size: int, de
         max_query_len=max(query_lens),
         max_context_len=max_context_len,
         num_decodes=sum(query_len == 1 for query_len in query_lens),
+        open_slots=torch.zeros(starts[-1], dtype=torch.int64, device=device),
+        open_tables=torch.zeros_like(tables),
     )
 
 
@@ -182,4 +189,4 @@ def _empty_layer(model: ModelSizes, device: torch.device) -> KVLayer:
     if form.dtype is not None:
         shape = (2, 1, model.num_kv_heads, model.block_size, head_dim)
         return torch.zeros(shape, dtype=form.dtype, device=device)
-    return QuantizedLayer.filled(form, 1, model.num_kv_heads, model.block_size, head_dim, device=device)
+    return QuantizedLayer.filled(form, 1, model.num_kv_heads, model.block_size, head_dim, device=device, num_pages=1)

@@ -37,7 +37,9 @@ def load_rows(
     """[N, dims] in the dtype of products."""
     FORM: tl.constexpr = SHAPE.row_forms[PLANE]
     records = blocks * SHAPE.records[PLANE]
-    if FORM == "int4":
+    if FORM == "channel4":
+        rows = _load_channel4(plane_ptr, records, offsets, is_there, SHAPE)
+    elif FORM == "int4":
         rows = _load_int4(plane_ptr, records, offsets, is_there, SHAPE)
     elif FORM == "int8":
         rows = _load_int8(plane_ptr, records, offsets, is_there, SHAPE)
@@ -120,6 +122,40 @@ def _load_int4(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
     low = (bits << 19 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
     high = (bits << 15 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
     return tl.interleave(tl.reshape(low, [N, HALF]), tl.reshape(high, [N, HALF]))
+
+
+@triton.jit
+def _load_channel4(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N, dims] float32."""
+    VALUE_BYTES: tl.constexpr = SHAPE.head_dim // 2
+    values = _load_values(plane_ptr, records + offsets * VALUE_BYTES, is_there, VALUE_BYTES, SHAPE.dims // 2)
+    # A dimension's scale and offset, both bfloat16, are one word. Rows of a block read the same ones.
+    words_ptr = plane_ptr.to(tl.pointer_type(tl.uint32))
+    starts = (records + SHAPE.block_size * VALUE_BYTES) // 4
+    words = _load_values(words_ptr, starts, is_there, SHAPE.head_dim, SHAPE.dims)
+    scale = (words << 16).to(tl.float32, bitcast=True)
+    base = (words & 0xFFFF0000).to(tl.float32, bitcast=True)
+    bits = values.to(tl.uint32)
+    # q in the highest bits of the mantissa of 1 reads as 1 + q / 16.
+    numbers = tl.interleave(bits << 19 & 0x780000 | 0x3F800000, bits << 15 & 0x780000 | 0x3F800000)
+    return (numbers.to(tl.float32, bitcast=True) - 1) * (16 * scale) + base
+
+
+@triton.jit
+def load_open_keys(
+    open_keys_ptr,  # [num_pages, num_kv_heads, block_size, head_dim] bfloat16
+    open_table_ptr,  # [max_num_pages] int32, of one sequence
+    first_block,  # whose page comes first there
+    positions,  # [N]
+    is_there,  # [N]
+    kv_head,
+    SHAPE: tl.constexpr,
+):
+    """[N, dims] in the dtype of products."""
+    pages = tl.load(open_table_ptr + positions // SHAPE.block_size - first_block, mask=is_there, other=0)
+    rows = (pages.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
+    keys = _load_values(open_keys_ptr, rows * SHAPE.head_dim, is_there, SHAPE.head_dim, SHAPE.dims)
+    return keys.to(SHAPE.product_type)
 
 
 @triton.jit

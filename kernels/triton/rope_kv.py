@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
-from pagedd.kernels.layout import KVLayer, QuantizedLayer, planes_of
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, has_open_keys, planes_of
 from pagedd.kernels.triton.attention_shape import row_forms
 from pagedd.kernels.triton.kv_quantize import write_rows
 from pagedd.kernels.triton.launch import Launch, card_of, launch_for
@@ -112,7 +112,7 @@ def _apply_rope_kernel(
 
 
 # A step's tables may begin anywhere in a longer tensor; that must not make a kernel of its own.
-@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr", "open_slot_ptr"])
 def _rope_kv_kernel(
     query_ptr,  # [num_tokens, num_heads, head_dim]
     key_ptr,  # [num_tokens, num_kv_heads, head_dim]
@@ -121,7 +121,9 @@ def _rope_kv_kernel(
     sin_ptr,
     keys_ptr,  # [num_blocks, num_kv_heads, record]: rows of the dtype of a float form, else bytes
     values_ptr,  # the same; records may be of another size
+    open_keys_ptr,  # [num_pages, num_kv_heads, block_size, head_dim]; only where the form has open keys
     slot_ptr,  # [num_tokens] int64
+    open_slot_ptr,  # the same, of pages
     num_heads,
     num_kv_heads,
     query_token_stride,
@@ -168,7 +170,12 @@ def _rope_kv_kernel(
             else:
                 key = _load_heads(start, head, num_kv_heads, key_head_stride, HEAD_DIM, DIMS)
             is_there = head < num_kv_heads
-            write_rows(key, keys_ptr, records * RECORDS[0], offset, is_there, FORMS[0], HEAD_DIM, BLOCK_SIZE)
+            if FORMS[0] == "channel4":
+                page = tl.load(open_slot_ptr + token) // BLOCK_SIZE
+                places = (page * num_kv_heads + head) * (BLOCK_SIZE * HEAD_DIM)
+                write_rows(key, open_keys_ptr, places, offset, is_there, "float", HEAD_DIM, BLOCK_SIZE)
+            else:
+                write_rows(key, keys_ptr, records * RECORDS[0], offset, is_there, FORMS[0], HEAD_DIM, BLOCK_SIZE)
         else:
             start = value_ptr + token * value_token_stride
             value = _load_heads(start, head, num_kv_heads, value_head_stride, HEAD_DIM, DIMS)
@@ -202,9 +209,15 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     )
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
+) -> None:
     """Stores each row's key and value in its slot, in the form of the cache. Arguments as in `rope_and_write_kv`."""
-    _launch_rope_kv(None, key, value, None, kv_layer, slot_mapping)
+    _launch_rope_kv(None, key, value, None, kv_layer, slot_mapping, open_slots)
 
 
 def rope_and_write_kv(
@@ -215,6 +228,7 @@ def rope_and_write_kv(
     sin: torch.Tensor,
     kv_layer: KVLayer,
     slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
 ) -> None:
     """Rotates `query` in place, and writes the rotated key, and the value, into their slots. `key` stays as it is.
 
@@ -227,8 +241,9 @@ def rope_and_write_kv(
         cos, sin: [num_tokens, head_dim // 2] float32, contiguous.
         kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
         slot_mapping: [num_tokens] int64, no slot twice.
+        open_slots: [num_tokens] int64, slots of pages; where the form of the cache has open keys.
     """
-    _launch_rope_kv(query, key, value, (cos, sin), kv_layer, slot_mapping)
+    _launch_rope_kv(query, key, value, (cos, sin), kv_layer, slot_mapping, open_slots)
 
 
 def _launch_rope_kv(
@@ -238,6 +253,7 @@ def _launch_rope_kv(
     angles: tuple[torch.Tensor, torch.Tensor] | None,
     kv_layer: KVLayer,
     slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None,
 ) -> None:
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens == 0:
@@ -247,6 +263,7 @@ def _launch_rope_kv(
     else:
         form, block_size = form_of(kv_layer.dtype), kv_layer.shape[3]
     keys, values = planes_of(kv_layer)
+    open_keys = kv_layer.open_keys if has_open_keys(kv_layer) else keys
     launch = launch_for("rope_kv", card_of(key.device).arch)
     constants = _constants(launch, form, block_size, head_dim, num_kv_heads, has_rope=query is not None)
     cos, sin = angles or (key, key)  # not read
@@ -260,7 +277,9 @@ def _launch_rope_kv(
         sin,
         keys,
         values,
+        open_keys,
         slot_mapping,
+        slot_mapping if open_slots is None else open_slots,
         rotated.shape[1],
         num_kv_heads,
         rotated.stride(0),
@@ -315,11 +334,13 @@ def _variant(arch: int, dtype: torch.dtype, form: str, *, head_dim: int, has_rop
         name=f"rope_kv.{'' if has_rope else 'write.'}{kind}.{form}.{head_dim}",
         kernel=_rope_kv_kernel,
         signature=dict.fromkeys(activations, f"*{kind}")
-        | {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "slot_ptr": "*i64"}
+        | dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32")
+        | dict.fromkeys(("slot_ptr", "open_slot_ptr"), "*i64")
         | dict.fromkeys(("keys_ptr", "values_ptr"), f"*{cache}")
+        | {"open_keys_ptr": "*bf16" if FORMS[form].has_open_keys else f"*{cache}"}
         | dict.fromkeys(("num_heads", "num_kv_heads", *strides), "i32"),
         constants=_constants(launch, FORMS[form], 16, head_dim, num_kv_heads=8, has_rope=has_rope),
-        aligned=frozenset((*activations, "cos_ptr", "sin_ptr", "keys_ptr", "values_ptr", *strides)),
+        aligned=frozenset((*activations, "cos_ptr", "sin_ptr", "keys_ptr", "values_ptr", "open_keys_ptr", *strides)),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         is_8b=head_dim == 128,

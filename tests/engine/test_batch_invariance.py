@@ -72,8 +72,10 @@ def make_engine(model: Served, chunk: int = 512, num_seats: int = 32, is_caching
         block_size=16, num_blocks=400, max_num_seqs=num_seats, max_num_batched_tokens=chunk, max_model_len=256
     )
     loaded = model.loaded
-    num_pages = num_pages_for(chunk, 16, num_seats, runs_ahead=False) if model.kv_form.has_open_keys else 0
-    storage = KVStorage(loaded.config, 400, 16, model.kv_form, loaded.device, num_pages=num_pages)
+    num_pages = num_pages_for(chunk, 16, num_seats, num_guesses=0, runs_ahead=False)
+    storage = KVStorage(
+        loaded.config, 400, 16, model.kv_form, loaded.device, num_pages=num_pages if model.kv_form.has_open_keys else 0
+    )
     blocks = BlockManager(400, 16, enable_prefix_caching=is_caching, open_pages=storage.open_pages)
     return Engine(ModelRunner(loaded.model, storage, Sampler(), loaded.device), Scheduler(config, blocks))
 

@@ -106,7 +106,13 @@ def form_name(kv_layer: KVLayer) -> str:
 def cache_arguments(kv_layer: KVLayer, *num_heads: int) -> tuple:
     planes = planes_of(kv_layer)
     open_keys = kv_layer.open_keys if isinstance(kv_layer, QuantizedLayer) else planes[0][:0]
-    return *map(pointer, (*planes, open_keys)), *TYPES[form_name(kv_layer)], *num_heads, planes[0].shape[1], block_size_of(kv_layer)
+    return (
+        *map(pointer, (*planes, open_keys)),
+        *TYPES[form_name(kv_layer)],
+        *num_heads,
+        planes[0].shape[1],
+        block_size_of(kv_layer),
+    )
 
 
 @pytest.fixture(scope="module", params=list(FLAGS))

@@ -173,11 +173,20 @@ FORMS = pytest.mark.parametrize("form", ["int8", "fp8", "k8v4", "int4"])
 @pytest.mark.parametrize(("block_size", "head_dim"), [(4, 8), (8, 80), (1, 16)], ids=str)
 def test_quantized_rows_are_written_as_the_reference_writes_them(paged, form, block_size, head_dim) -> None:
     qkv = torch.randn(4, 7, head_dim)
-    layer, expected = (paged([(1, 9)], block_size=block_size, head_dim=head_dim, form=form).kv_layer for _ in range(2))
+    layer, expected = (paged([(9, 9)], block_size=block_size, head_dim=head_dim, form=form).kv_layer for _ in range(2))
     slots = torch.tensor([3, 0, 2, 1])
-    torch_ops.write_kv(qkv[:, 3:5], qkv[:, 5:7], layer, slots)
-    reference.write_kv(qkv[:, 3:5], qkv[:, 5:7], expected, slots)
+    torch_ops.write_kv(qkv[:, 3:5], qkv[:, 5:7], layer, slots, slots)
+    reference.write_kv(qkv[:, 3:5], qkv[:, 5:7], expected, slots, slots)
     assert all(map(torch.equal, layer.planes, expected.planes))
+    assert torch.equal(layer.open_keys.view(torch.int16), expected.open_keys.view(torch.int16))
+
+
+def test_keys_of_full_blocks_are_quantized_as_the_reference_does_it(paged) -> None:
+    lens = [(1, 40), (1, 64), (70, 70), (33, 96), (3, 33), (1, 1)]
+    layer, expected = (paged(lens, block_size=16, form="int4") for _ in range(2))
+    torch_ops.close_blocks(layer.kv_layer, layer)
+    reference.close_blocks(expected.kv_layer, expected)
+    assert all(map(torch.equal, layer.kv_layer.planes, expected.kv_layer.planes))
 
 
 @FORMS

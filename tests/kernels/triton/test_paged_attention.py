@@ -134,8 +134,14 @@ def test_one_sequences_nan_stays_its_own(make) -> None:
 def test_a_row_that_was_not_finite_never_reads_as_plausible_numbers(make, form) -> None:
     batch = make([(1, 20), (1, 20)], form=form)
     layer, block = batch.kv_layer, int(batch.block_tables[0, 0])
-    values, scales = layer.form.rows[0].quantize(torch.full((64,), float("inf")))
-    layer.values(0)[block, 0, 3], layer.scales(0)[block, 0, 3] = values, scales
+    if form == "int4":
+        infinite = torch.full((1, 2, 16, 64), float("inf"), dtype=torch.bfloat16)
+        layer.open_keys[:1] = infinite
+        values, scales = layer.form.rows[0].quantize(infinite)
+        layer.values(0)[block, 0], layer.scales(0)[block, 0] = values[0, 0], scales[0, 0]
+    else:
+        values, scales = layer.form.rows[0].quantize(torch.full((64,), float("inf")))
+        layer.values(0)[block, 0, 3], layer.scales(0)[block, 0, 3] = values, scales
     y = attend(batch.query, layer, batch, scale=1.0)
     assert y[0, :2].isnan().all()
     assert y[0, 2:].isfinite().all()
@@ -154,7 +160,7 @@ def test_a_lone_keys_value_comes_out_to_the_last_bit(make, form, head_dim) -> No
             numbers[(numbers & 0x7F) == 0x7F] = 0  # NaN, which is never written
         values.copy_(numbers)
         pair = torch.tensor([0.0078125, -3.0]).bfloat16().view(torch.uint8)  # of int4 a scale and an offset
-        scales.copy_(pair.repeat(16)[: scales.shape[-1]])
+        scales.copy_(pair.repeat(head_dim)[: scales.shape[-1]])
     expected = layer.dequantize(1)[batch.block_tables[:, 0].long(), :, 0]
     assert torch.equal(attend(batch.query, layer, batch, scale=0.0), expected)
 
