@@ -54,8 +54,9 @@ class ModelRunner(Runner):
         self.seconds = {"prepare": 0.0, "forward": 0.0, "sample": 0.0}
 
     @property
-    def open_pages(self) -> OpenPages:
-        return self._storage.open_pages
+    def open_pages(self) -> OpenPages | None:
+        """Of a cache with open keys."""
+        return self._storage.open_pages if self._storage.form.has_open_keys else None
 
     def run(self, step: Step) -> list[Sampled]:
         """The `num_draws` tokens of each of `step.scheduled`, in order."""
@@ -67,14 +68,13 @@ class ModelRunner(Runner):
         try:
             self._storage.copy_blocks(step.block_copies)
             step.block_copies.clear()
-            pages = self._storage.open_pages
-            pages.settle()
+            self._storage.open_pages.settle()
             batch = build_batch(
                 step.scheduled,
                 self._storage.block_size,
                 self._device,
                 self._drawn_rows,
-                pages if self._storage.form.has_open_keys else None,
+                self.open_pages,
             )
             if self._drawn_rows:
                 batch = replace(batch, token_ids=_fill_in_pending(batch.token_ids, self._drawn))

@@ -57,9 +57,9 @@ def write_kv(
     for row, slot in enumerate(slot_mapping.tolist()):
         block, offset = divmod(slot, block_size)
         for plane, x in enumerate((key, value)):
-            if isinstance(kv_layer, QuantizedLayer) and kv_layer.form.rows[plane].needs_whole_block:
-                page, offset = divmod(int(open_slots[row]), block_size)  # type: ignore[index]
-                kv_layer.open_keys[page, :, offset] = x[row].bfloat16()
+            if open_slots is not None and plane == 0 and has_open_keys(kv_layer):
+                page, open_offset = divmod(int(open_slots[row]), block_size)
+                kv_layer.open_keys[page, :, open_offset] = x[row].bfloat16()
             elif isinstance(kv_layer, QuantizedLayer):
                 values, scales = kv_layer.form.rows[plane].quantize(x[row])
                 kv_layer.values(plane)[block, :, offset] = values

@@ -142,8 +142,9 @@ def _dequantize_int4(values: torch.Tensor, steps: torch.Tensor, head_dim: int) -
 
 def _pack(q: torch.Tensor) -> torch.Tensor:
     """[..., n] numbers below 16 → [..., ceil(n / 2)] bytes."""
-    low, high = F.pad(q, (0, q.shape[-1] % 2)).unflatten(-1, (-1, 2)).unbind(-1)
-    return low | high << 4
+    even = F.pad(q, (0, q.shape[-1] % 2)).contiguous()
+    low, high = even.view(*even.shape[:-1], even.shape[-1] // 2, 2).unbind(-1)
+    return low | (high << 4)
 
 
 def _unpack(values: torch.Tensor) -> torch.Tensor:

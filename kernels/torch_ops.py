@@ -83,7 +83,7 @@ def write_kv(
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
     for plane, x in enumerate((key, value)):
-        if isinstance(kv_layer, QuantizedLayer) and kv_layer.form.rows[plane].needs_whole_block:
+        if open_slots is not None and plane == 0 and has_open_keys(kv_layer):
             pages = torch.div(open_slots, block_size, rounding_mode="floor")
             kv_layer.open_keys[pages, :, open_slots - pages * block_size] = x.bfloat16()
         elif isinstance(kv_layer, QuantizedLayer):

@@ -52,12 +52,12 @@ class KVStorage:
                 "no_kv_memory",
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
             ) from error
-        shape = (config.num_layers, num_blocks, config.num_kv_heads)
         key_bytes = num_blocks * config.num_kv_heads * form.record_bytes(0, block_size, config.head_dim)
-        keys, values = (part.unflatten(1, (*shape[1:], -1)) for part in self.data.tensor_split([key_bytes], dim=1))
+        outer = (config.num_layers, num_blocks, config.num_kv_heads)
+        keys, values = self.data[:, :key_bytes].view(*outer, -1), self.data[:, key_bytes:].view(*outer, -1)
         if form.dtype is not None:
             row = (block_size, config.head_dim)
-            keys, values = (part.view(form.dtype).unflatten(-1, row) for part in (keys, values))
+            keys, values = (part.view(form.dtype).view(*outer, *row) for part in (keys, values))
         self.planes = (keys, values)
         self.open_pages = OpenPages(num_pages)
         page = (config.num_kv_heads, block_size, config.head_dim)
