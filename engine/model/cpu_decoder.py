@@ -107,9 +107,6 @@ class CpuDecoder:
         )
         return logits[:, : self._config.vocab_size]
 
-    def compile_kernels(self, kv_form: KVForm, block_size: int, max_num_tokens: int, max_context_len: int) -> None:
-        """Nothing: they were compiled when the extension was built."""
-
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on a step's scratch memory and logits: every row of `decoder.cpp`'s scratch as float32."""
         config, num_threads = self._config, torch.get_num_threads()

@@ -124,8 +124,7 @@ class Decoder:
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, device)
         linears = [part for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         products = (*linears, self._head)
-        self._packed_bits = {part.bits for part in products if isinstance(part, QuantizedLinear)}
-        self.has_quantized_weights = bool(self._packed_bits)
+        self.has_quantized_weights = any(isinstance(part, QuantizedLinear) for part in products)
         self.weight_bytes = self._embedding.nbytes + self._head.num_bytes + sum(part.num_bytes for part in linears)
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
@@ -151,30 +150,6 @@ class Decoder:
         # Only the rows that somebody samples from go on: the head is the largest product of all.
         x, _ = ops.add_rms_norm(x[batch.logits_rows], residual[batch.logits_rows], self._final_norm, eps)
         return self._head(x).float()
-
-    def compile_kernels(self, kv_form: KVForm, block_size: int, max_num_tokens: int, max_context_len: int) -> None:
-        """Compiles what steps of up to `max_num_tokens` will launch on a GPU, which Triton keeps on disk."""
-        from pagedd.kernels.triton.compiled import ModelSizes, compile_kernels  # only where Triton serves
-
-        config, embedding = self._config, self._embedding
-        for bits in (*self._packed_bits,) or (None,):
-            sizes = ModelSizes(
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                vocab_size=config.vocab_size,
-                block_size=block_size,
-                dtype=embedding.dtype,
-                kv_form=kv_form,
-                weight_bits=bits,
-                max_num_rows=max_num_tokens,
-                max_context_len=max_context_len,
-                has_head_norms=config.qk_norm,
-                sliding_windows=frozenset(config.layer_windows),
-            )
-            compile_kernels(sizes, embedding.device)
 
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV.

@@ -1,6 +1,6 @@
 """What an attention kernel is compiled for: one constant, of which the kernels read attributes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import triton
@@ -14,9 +14,13 @@ from pagedd.kernels.triton.variant import TRITON_TYPES
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AttentionShape:
     """One model's attention over one form of cache. Everything is known when a kernel is compiled.
+
+    Triton finds a compiled kernel on its disk again by its source and the text of its constants. So the text of this
+    one has all that kernels read of it, the layout that is derived from the fields included: where a record's layout
+    changes, so does the text, and no kernel is found that reads the one before.
 
     Attributes:
         dtype: of queries and outputs.
@@ -62,6 +66,12 @@ class AttentionShape:
             sliding_window,
             soft_cap,
         )
+
+    def __repr__(self) -> str:
+        kind = type(self)
+        derived = [name for name in dir(kind) if isinstance(getattr(kind, name), property)]
+        names = [*(field.name for field in fields(self)), *derived]
+        return f"AttentionShape({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def num_heads(self) -> int:

@@ -105,6 +105,19 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "linear.matrix",
+        Launch({"rows": 16, "outs": 32, "groups": 1, "programs": 2, "steps": 8}, num_warps=4, num_stages=1),
+        "no matrix instructions and no copies ahead: what fits its registers, with room for several programs",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"rows": 16},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 1, "programs": 1, "steps": 16}, num_warps=8, num_stages=1),
+        "the same; with the tiles of other cards each thread would spill kilobytes",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+    ),
+    Row(
+        "linear.matrix",
         Launch({"rows": 16, "outs": 128, "groups": 4, "programs": 2, "steps": 4}, num_warps=8, num_stages=4),
         "bound by the weight's bytes, 30 KiB of them under way; wide, as x is read from L2 once for so many outs",
         archs=WITH_HIGH_BANDWIDTH,

@@ -24,12 +24,10 @@ import triton.language as tl
 
 from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.triton.launch import Card, Launch, card_of, launch_for
+from pagedd.kernels.triton.products import dot
 from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
 
 VECTOR_ROWS = 2  # up to so many, see above
-
-# The interpreter multiplies bfloat16's bits as if they were integers, so there it has to widen first.
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -152,32 +150,26 @@ def _matrix_kernel(
         scale, origin = _load_scales(scales_ptr, out, out_is_inside, group, num_groups, BITS)
         numbers = tl.reshape(_numbers(words, BITS), [OUTS, GROUPS, 32])
         weights = tl.reshape((numbers * scale[:, :, None] + origin[:, :, None]).to(x.dtype), [OUTS, INPUTS])
-        y = _dot(x, tl.trans(weights), y)
+        y = dot(x, tl.trans(weights), y)
     if HAS_BIAS:
         y += tl.load(bias_ptr + out, mask=out_is_inside, other=0.0).to(tl.float32)[None, :]
     place = (tl.program_id(1).to(tl.int64) * num_rows + row)[:, None] * out_features + out[None, :]
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=row_is_inside[:, None] & out_is_inside[None, :])
 
 
-@triton.jit
-def _dot(a, b, accumulator):
-    if _INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, accumulator, input_precision="ieee")  # no float32 is cut down to tf32
-
-
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _sum_splits_kernel(
     partial_ptr,  # [splits, num_rows × out_features] float32
     bias_ptr,  # [out_features]; read if HAS_BIAS
     y_ptr,  # [num_rows × out_features]
-    size,
+    num_rows,
     out_features,
     num_splits,
     HAS_BIAS: tl.constexpr,
     COLUMNS: tl.constexpr,  # of a program
 ):
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    size = num_rows.to(tl.int64) * out_features
     is_inside = column < size
     y = tl.zeros([COLUMNS], dtype=tl.float32)
     place = column
@@ -258,7 +250,7 @@ def _sum_splits(partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tenso
         partial,
         partial if bias is None else bias,
         y,
-        y.numel(),
+        y.shape[0],
         y.shape[1],
         partial.shape[0],
         HAS_BIAS=bias is not None,
@@ -279,15 +271,20 @@ def variants(arch: int) -> list[Variant]:
             for num_rows, is_split, has_bias in (
                 (1, False, False),
                 (1, True, False),
+                (2, False, False),
                 (2, False, True),
                 (16, False, False),
+                (16, False, True),
                 (16, True, False),
                 (64, False, False),
+                (64, False, True),
+                (64, True, False),
                 (2048, False, False),
                 (2048, False, True),
+                (2048, True, False),
             )
         ),
-        *(_sum_variant(arch, dtype) for dtype in dtypes),
+        *(_sum_variant(arch, dtype, has_bias=has_bias) for dtype in dtypes for has_bias in (False, True)),
     ]
 
 
@@ -312,16 +309,16 @@ def _variant(arch: int, dtype: torch.dtype, bits: int, num_rows: int, *, is_spli
     )
 
 
-def _sum_variant(arch: int, dtype: torch.dtype) -> Variant:
+def _sum_variant(arch: int, dtype: torch.dtype, *, has_bias: bool) -> Variant:
     launch = launch_for("linear.sum_splits", arch)
     kind = TRITON_TYPES[dtype]
     return Variant(
-        name=f"linear.sum_splits.{kind}",
+        name=f"linear.sum_splits.{kind}{'.bias' if has_bias else ''}",
         kernel=_sum_splits_kernel,
         signature={"partial_ptr": "*fp32", "bias_ptr": f"*{kind}", "y_ptr": f"*{kind}"}
-        | dict.fromkeys(("size", "out_features", "num_splits"), "i32"),
-        constants={"HAS_BIAS": False, "COLUMNS": launch.tiles["columns"]},
-        aligned=frozenset({"partial_ptr", "bias_ptr", "y_ptr", "size", "out_features"}),
+        | dict.fromkeys(("num_rows", "out_features", "num_splits"), "i32"),
+        constants={"HAS_BIAS": has_bias, "COLUMNS": launch.tiles["columns"]},
+        aligned=frozenset({"partial_ptr", "bias_ptr", "y_ptr", "out_features"}),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         is_8b=True,

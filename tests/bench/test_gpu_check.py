@@ -32,7 +32,7 @@ def test_every_part_runs_from_a_checkout_and_the_last_line_is_json(tmp_path) -> 
     by_part: dict[str, list[dict]] = {}
     for row in report["rows"]:
         by_part.setdefault(row["part"], []).append(row)
-    assert list(by_part) == ["correct", "ceilings", "attention", "linear", "graphs", "model"]
+    assert list(by_part) == ["correct", "ceilings", "attention", "linear", "graphs", "model", "compiled"]
     assert all(row["value"] < 0.02 for row in by_part["correct"])
     whats = {row["what"] for row in report["rows"]}
     assert set(report["targets"]) <= whats, "each target has its row"
@@ -50,11 +50,11 @@ def test_a_missed_target_is_named_with_both_numbers() -> None:
     rows = [
         {"what": "decode.bf16", "value": 4000.0, "share": 0.7},
         {"what": "prefill.bf16", "value": 900.0, "share": 0.6},
-        {"what": "times transformers, batch 1", "value": 1.5, "share": None},
+        {"what": "times transformers (eager), batch 1", "value": 1.5, "share": None},
     ]
     assert missed_targets(rows) == [
         "decode.bf16 is 0.7, 0.8 wanted",
-        "times transformers, batch 1 is 1.5, 2.0 wanted",
+        "times transformers (eager), batch 1 is 1.5, 2.0 wanted",
     ]
 
 

@@ -8,8 +8,8 @@ from pagedd.kernels.triton import linear as op
 from pagedd.kernels.triton.launch import Card, launch_for
 from pagedd.kernels.triton.linear import packed_linear
 
-# Of the largest entry: rounding of y, and of the weight where it goes to the matrix units.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+# Of the sum of the terms' sizes, which may cancel: rounding of y, and of the weight where it goes to the matrix units.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 BITS = pytest.mark.parametrize("bits", [4, 8])
 
@@ -34,8 +34,9 @@ def expect_product(
     y = packed_linear(x, packed, bias)
     expected = x.double() @ exact.T + (0 if bias is None else bias.double())
     assert y.dtype == dtype
-    error = (y.double() - expected).abs().max() / expected.abs().max()
-    assert error < TOLERANCE[dtype], f"largest error {error:.1e} of the largest entry"
+    sizes = x.double().abs() @ exact.abs().T + (0 if bias is None else bias.double().abs())
+    error = ((y.double() - expected).abs() / sizes).max()
+    assert error < TOLERANCE[dtype], f"largest error {error:.1e} of the terms' sizes"
 
 
 @BITS
