@@ -68,7 +68,7 @@ class Sizes:
 
 
 FULL = Sizes(64, 4096, 4096, 32, 8, 128, 4096, 14336, 32, 128256, 1 << 30, 8192, 0.3, (1, 8, 64, 256), 128, 64)
-TINY = Sizes(2, 40, 24, 4, 2, 64, 64, 96, 2, 96, 1 << 16, 64, 0.0, (1, 2), 8, 3, is_tiny=True)
+TINY = Sizes(2, 40, 24, 4, 2, 64, 256, 96, 2, 96, 1 << 16, 64, 0.0, (1, 2), 8, 3, is_tiny=True)
 
 # Shares of the card's own ceilings, as measured in `ceilings`; and how many times as quick as transformers.
 TARGETS = {

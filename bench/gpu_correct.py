@@ -5,12 +5,12 @@ what is written to the cache without being computed, and what top-k and top-p le
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 import torch
 
-from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, random_weight
+from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, random_nested_weight, random_weight
 from pagedd.bench.report import Cell
 from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.kv_form import FORMS
@@ -122,15 +122,16 @@ def _compare_rows(comparison: Comparison) -> None:
 def _compare_products(comparison: Comparison) -> None:
     x, bias = comparison.draw(200, 512), comparison.draw(96)
     there, bias_there = x.to(comparison.device), bias.to(comparison.device)
-    for bits in (4, 8):
-        weight = random_weight(96, 512, bits, torch.device("cpu"), comparison.generator)
-        moved = replace(weight, words=weight.words.to(comparison.device), scales=weight.scales.to(comparison.device))
-        for num_rows, has_bias in product((1, 2, 5, 37, 200), (False, True)):
-            comparison.near(
-                f"packed_linear, {bits} bits, {num_rows} rows{', bias' if has_bias else ''}",
-                kernels.packed_linear(there[:num_rows], moved, bias_there if has_bias else None),
-                reference.packed_linear(x[:num_rows], weight, bias if has_bias else None),
-            )
+    host, generator = torch.device("cpu"), comparison.generator
+    weights = {f"int{bits}": random_weight(96, 512, bits, host, generator) for bits in (4, 8)}
+    for name, bits, group in (("q4_k", 4, 32), ("q6_k", 8, 16)):
+        weights[name] = random_nested_weight(96, 512, bits, group, host, generator)
+    for (name, weight), num_rows, has_bias in product(weights.items(), (1, 2, 5, 37, 200), (False, True)):
+        comparison.near(
+            f"packed_linear, {name}, {num_rows} rows{', bias' if has_bias else ''}",
+            kernels.packed_linear(there[:num_rows], weight.to(comparison.device), bias_there if has_bias else None),
+            reference.packed_linear(x[:num_rows], weight, bias if has_bias else None),
+        )
 
 
 def _compare_cut_offs(comparison: Comparison) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pagedd.bench import gpu_correct, gpu_model
-from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, random_weight
+from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, random_nested_weight, random_weight
 from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of
 from pagedd.bench.report import Cell
 from pagedd.kernels.kv_form import FORMS
@@ -99,8 +99,10 @@ def linear(check: Check) -> Rows:
     if check.copy_rate is None:
         ceilings(check)
     generator = torch.Generator().manual_seed(check.seed)
-    for bits in (4, 8):
-        weight = random_weight(2 * sizes.inner, sizes.hidden, bits, check.device, generator)
+    shape = (2 * sizes.inner, sizes.hidden)
+    weights = {f"int{bits}": random_weight(*shape, bits, check.device, generator) for bits in (4, 8)}
+    weights["q4_k"] = random_nested_weight(*shape, 4, 32, check.device, generator)
+    for name, weight in weights.items():
         for num_rows in (1, 8, 64, 2048):
             x = torch.randn(num_rows, sizes.hidden, device=check.device).to(check.dtype)
             seconds = check.time(lambda x=x, weight=weight: kernels.packed_linear(x, weight, None))  # type: ignore[misc]
@@ -110,7 +112,7 @@ def linear(check: Check) -> Rows:
             else:
                 rate = 2 * num_rows * sizes.hidden * 2 * sizes.inner / seconds
                 figure = row("", rate / 1e12, "TFLOP/s", share_of(rate, check.product_rate))
-            found.append(figure | {"what": f"{bits} bits, {num_rows} rows"})
+            found.append(figure | {"what": f"{name}, {num_rows} rows"})
     return found
 
 

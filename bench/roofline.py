@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from pagedd.bench.recorded_launches import record
-from pagedd.bench.report import Cell, print_report
+from pagedd.bench.report import Cell, markdown, print_report
 
 CONTEXT_LEN = 4096
 USABLE_SHARE = 0.9  # of a card's memory; the rest is the driver's, the context's and the activations'
@@ -265,12 +265,6 @@ def main() -> None:
         print("\n\n".join(markdown(rows) for rows in tables.values()))
     else:
         print_report("roofline", tables["step"], tables, output=args.output)
-
-
-def markdown(rows: list[dict[str, Cell]]) -> str:
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join("–" if cell is None else str(cell) for cell in row.values()) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import DecoderConfig
 from pagedd.engine.model.decoder import CheckedWeights, Checkpoint
 from pagedd.engine.model.rope import RotaryEmbedding
-from pagedd.engine.model.weight_blocks import GROUP, BlockCheckpoint, stacked_blocks
+from pagedd.engine.model.weight_blocks import BlockCheckpoint, stacked_blocks
 from pagedd.kernels.kv_form import KVForm
+from pagedd.kernels.packed_weight import GROUP
 
 TILE = 16
 _QUANTIZED = {"int8", "int4"}

@@ -157,6 +157,9 @@ def _make_decoder(
     )
     packed = ", as the file quantizes them" if decoder.has_quantized_weights else ""
     log.info("weights: %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
+    if decoder.dequantized:
+        count, first = len(decoder.dequantized), decoder.dequantized[0]
+        log.warning("%d quantized matrices, %s the first, have no packed form here and take 16 bits", count, first)
     return decoder
 
 

@@ -97,11 +97,24 @@ TABLE: tuple[Row, ...] = (
         "8 heads of 128 are 8 numbers a thread, one load of 16 bytes; a Llama-8B's token is 6 programs",
     ),
     # Products with quantized weights: `outs` of the result by `groups` of 32 inputs a step; where there are fewer than
-    # `programs` a processor, inputs are split, but not below `steps` a program.
+    # `programs` a processor, inputs are split, but not below `steps` a program. Asked with the `rows` of x, and whether
+    # scales are nested.
     Row(
         "linear.vector",
         Launch({"outs": 8, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
         "a warp reads 512 bytes of a row at once; 8 outs are 512 programs for 4096, so that little has to be split",
+        limits={"is_nested": 0},
+    ),
+    Row(
+        "linear.vector",
+        Launch({"outs": 8, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
+        "the same; one row leaves registers for factors and scales",
+        limits={"rows": 1},
+    ),
+    Row(
+        "linear.vector",
+        Launch({"outs": 4, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
+        "two rows of 8 outs with nested scales spill",
     ),
     Row(
         "linear.matrix",
@@ -121,12 +134,13 @@ TABLE: tuple[Row, ...] = (
         Launch({"rows": 16, "outs": 128, "groups": 4, "programs": 2, "steps": 4}, num_warps=8, num_stages=4),
         "bound by the weight's bytes, 30 KiB of them under way; wide, as x is read from L2 once for so many outs",
         archs=WITH_HIGH_BANDWIDTH,
-        limits={"rows": 16},
+        limits={"rows": 16, "is_nested": 0},
     ),
     Row(
         "linear.matrix",
         Launch({"rows": 16, "outs": 64, "groups": 4, "programs": 2, "steps": 4}, num_warps=8, num_stages=3),
-        "a processor's share of the bandwidth is a third of that, and so is what must be under way; two programs fit",
+        "with a third of that bandwidth a processor, and so of what is under way; two programs fit; with nested scales "
+        "everywhere, as they spill beside 128 outs",
         limits={"rows": 16},
     ),
     Row(

@@ -11,10 +11,27 @@ from pagedd.bench.gpu_check import missed_targets
 ROOT = Path(__file__).parents[2]
 
 
+# What a bare machine lacks, though the project needs it elsewhere.
+ABSENT = {"gguf", "zmq", "msgspec", "aiohttp", "psutil", "textual", "uvloop", "prometheus_client", "pynvml"}
+ON_A_BARE_MACHINE = f"""
+import runpy, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+script = sys.argv.pop(1)
+sys.argv[0] = script
+runpy.run_path(script, run_name="__main__")
+"""
+
+
 def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [sys.executable, "-P", str(ROOT / "bench" / "gpu_check.py"), *arguments],
+        [sys.executable, "-P", "-c", ON_A_BARE_MACHINE, str(ROOT / "bench" / "gpu_check.py"), *arguments],
         cwd=folder,
         env=environ,
         capture_output=True,

@@ -85,6 +85,9 @@ class RandomWeights:
         scale = np.ones((num_rows, num_inputs // 32), dtype=np.float16)
         return WeightBlocks(bits, q, scale, -scale)
 
+    def nested_blocks(self, name: str) -> None:
+        return None
+
     def is_quantized(self, name: str) -> bool:
         return self._has_blocks
 
