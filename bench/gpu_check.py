@@ -56,6 +56,7 @@ class Sizes:
     copy_bytes: int
     matmul: int
     seconds: float  # that one figure is measured for
+    rows: tuple[int, ...]  # of products: the last are many
     batches: tuple[int, ...]  # of the model's decode
     prompt: int
     steps: int
@@ -67,8 +68,45 @@ class Sizes:
         return self.prompt + 4 * self.steps + 64
 
 
-FULL = Sizes(64, 4096, 4096, 32, 8, 128, 4096, 14336, 32, 128256, 1 << 30, 8192, 0.3, (1, 8, 64, 256), 128, 64)
-TINY = Sizes(2, 40, 24, 4, 2, 64, 256, 96, 2, 96, 1 << 16, 64, 0.0, (1, 2), 8, 3, is_tiny=True)
+FULL = Sizes(
+    batch=64,
+    context=4096,
+    chunk=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    hidden=4096,
+    inner=14336,
+    layers=32,
+    vocab=128256,
+    copy_bytes=1 << 30,
+    matmul=8192,
+    seconds=0.3,
+    rows=(1, 8, 64, 2048),
+    batches=(1, 8, 64, 256),
+    prompt=128,
+    steps=64,
+)
+TINY = Sizes(
+    batch=2,
+    context=40,
+    chunk=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    hidden=256,
+    inner=96,
+    layers=2,
+    vocab=96,
+    copy_bytes=1 << 16,
+    matmul=64,
+    seconds=0.0,
+    rows=(1, 17),
+    batches=(1, 2),
+    prompt=8,
+    steps=3,
+    is_tiny=True,
+)
 
 # Shares of the card's own ceilings, as measured in `ceilings`; and how many times as quick as transformers.
 TARGETS = {

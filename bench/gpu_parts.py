@@ -103,10 +103,10 @@ def linear(check: Check) -> Rows:
     weights = {f"int{bits}": random_weight(*shape, bits, check.device, generator) for bits in (4, 8)}
     weights["q4_k"] = random_nested_weight(*shape, 4, 32, check.device, generator)
     for name, weight in weights.items():
-        for num_rows in (1, 8, 64, 2048):
+        for num_rows in sizes.rows:
             x = torch.randn(num_rows, sizes.hidden, device=check.device).to(check.dtype)
             seconds = check.time(lambda x=x, weight=weight: kernels.packed_linear(x, weight, None))  # type: ignore[misc]
-            if num_rows <= 64:
+            if num_rows < sizes.rows[-1]:
                 rate = (weight.num_bytes + x.nbytes + num_rows * 2 * sizes.inner * x.itemsize) / seconds
                 figure = row("", rate / 1e9, "GB/s", share_of(rate, check.copy_rate))
             else:

@@ -49,21 +49,26 @@ def steps_of_every_kind(
 ) -> Iterator[Step]:
     """By rows, by draws, by length of the context; chunks alone and beside a decode."""
 
-    def item(num_rows: int, context_len: int, params: SamplingParams = _GREEDY) -> ScheduledSequence:
+    def sequences(num_rows: int, context_len: int, params: SamplingParams = _GREEDY) -> list[ScheduledSequence]:
+        """One, or as many as it takes where none may be so long."""
         num_draws = num_rows if num_rows <= max_logits_rows else 1  # no more, as logits of a vocabulary are large
-        table = [0] * -(-context_len // block_size)
-        return _scheduled(num_rows, context_len, table, num_draws, params)
+        items: list[ScheduledSequence] = []
+        while num_rows > 0:
+            chunk = min(num_rows, max_model_len)
+            table = [0] * -(-max(chunk, context_len) // block_size)
+            items.append(_scheduled(chunk, max(chunk, context_len), table, min(chunk, num_draws), params))
+            num_rows, num_draws = num_rows - chunk, num_draws - min(chunk, num_draws)
+        return items
 
     powers = {1 << power for power in range(max_num_tokens.bit_length())}
     for num_rows in sorted(powers | {max_num_tokens, max_logits_rows}):
-        yield Step(0, [item(num_rows, num_rows)])
+        yield Step(0, sequences(num_rows, 1))
         if num_rows <= _LONG_CHUNK:
-            long_context = max(num_rows, max_model_len)
-            yield Step(0, [item(num_rows, long_context)])
-            decode = _scheduled(1, 1, [0], 0, _GREEDY)
-            yield Step(0, [decode, item(num_rows, num_rows)])
-            yield Step(0, [decode, item(num_rows, long_context)])
-    yield Step(0, [item(1, 1, _FILTERED)])
+            decode, num_beside = _scheduled(1, 1, [0], 0, _GREEDY), min(num_rows, max_num_tokens - 1)
+            yield Step(0, sequences(num_rows, max_model_len))
+            yield Step(0, [decode, *sequences(num_beside, 1)])
+            yield Step(0, [decode, *sequences(num_beside, max_model_len)])
+    yield Step(0, sequences(1, 1, _FILTERED))
 
 
 def _scheduled(

@@ -244,7 +244,7 @@ def _paged_attention(
     kv_layer = one_pass.kv.layer(module.layer_idx)  # type: ignore[arg-type]
     ops.write_kv(key, value, kv_layer, one_pass.attention.slot_mapping)
     attended = ops.paged_attention(
-        query,
+        query.contiguous(),  # a model's rope may have laid heads apart
         kv_layer,
         one_pass.attention,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,

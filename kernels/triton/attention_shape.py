@@ -78,9 +78,12 @@ class AttentionShape:
         return self.num_kv_heads * self.group
 
     @property
-    def dims(self) -> int:
-        """The power of two that holds a head: tiles have no other sizes."""
-        return int(triton.next_power_of_2(self.head_dim))
+    def dims(self) -> tl.constexpr:
+        """The power of two that holds a head: tiles have no other sizes.
+
+        Kernels have it in lists of sizes, where Triton before 3.9 takes no plain integer.
+        """
+        return tl.constexpr(int(triton.next_power_of_2(self.head_dim)))
 
     @property
     def form_name(self) -> str:
@@ -123,7 +126,7 @@ def chunk_launch(arch: int, shape: AttentionShape) -> Launch:
 def _sizes(shape: AttentionShape) -> dict[str, int]:
     return {
         "group": shape.group,
-        "row_bytes": shape.dims * shape.product_dtype.itemsize,
+        "row_bytes": shape.dims.value * shape.product_dtype.itemsize,
         "is_quantized": int(shape.form.dtype is None),
     }
 

@@ -16,12 +16,19 @@ ABSENT = {"gguf", "zmq", "msgspec", "aiohttp", "psutil", "textual", "uvloop", "p
 ON_A_BARE_MACHINE = f"""
 import runpy, sys
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {ABSENT}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+class Bare:
+    def __init__(self, finders):
+        self._finders = finders
 
-sys.meta_path.insert(0, Absent())
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {ABSENT}:
+            return next(filter(None, (finder.find_spec(name, path, target) for finder in self._finders)), None)
+
+    def find_distributions(self, context):
+        finders = [finder for finder in self._finders if hasattr(finder, "find_distributions")]
+        return [found for finder in finders for found in finder.find_distributions(context)]
+
+sys.meta_path[:] = [Bare(sys.meta_path[:])]
 script = sys.argv.pop(1)
 sys.argv[0] = script
 runpy.run_path(script, run_name="__main__")

@@ -25,7 +25,7 @@ from pagedd.engine.model.load import LoadedModel
 from pagedd.engine.model.weight_blocks import WeightBlocks
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
-from pagedd.engine.warm_up import launch_everything
+from pagedd.engine.warm_up import launch_everything, steps_of_every_kind
 from pagedd.kernels import ops
 
 CPU = torch.device("cpu")
@@ -213,3 +213,17 @@ def test_the_head_is_never_asked_for_more_rows_than_there_are_draws() -> None:
     with noted_launches():
         launch_everything(engine._runner, MAX_TOKENS, MAX_SEQS, MAX_LEN, block_size=16)
     assert max(seen) == MAX_SEQS
+
+
+@pytest.mark.parametrize("max_num_tokens", [1, 40, 100])
+def test_no_sequence_is_longer_than_the_model_allows_and_no_step_larger_than_the_budget(max_num_tokens: int) -> None:
+    max_logits_rows = min(40, max_num_tokens)
+    steps = list(steps_of_every_kind(max_num_tokens, max_logits_rows, max_model_len=24, block_size=8))
+    assert {step.num_scheduled_tokens for step in steps} >= {1, max_logits_rows, max_num_tokens}
+    for step in steps:
+        assert step.num_scheduled_tokens <= max_num_tokens
+        assert sum(item.num_draws for item in step.scheduled) <= max_logits_rows
+        for item in step.scheduled:
+            assert len(item.token_ids) == item.num_scheduled_tokens
+            assert item.start + item.num_scheduled_tokens <= 24
+            assert set(item.sequence.block_table) == {0}
