@@ -65,7 +65,7 @@ class Sizes:
     @property
     def most_tokens(self) -> int:
         """Of a sequence that decodes while others are still being computed, and then is measured."""
-        return self.prompt + 4 * self.steps + 64
+        return self.prompt + 2 * self.steps + 16
 
 
 FULL = Sizes(
