@@ -141,6 +141,19 @@ TABLE: tuple[Row, ...] = (
         "linear.matrix",
         Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=4, num_stages=4),
         "still few tiles; a number that was dequantized meets 64 rows",
+        limits={"rows": 128, "is_nested": 0},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=8, num_stages=4),
+        "the same; with nested scales 4 warps spill",
+        archs=frozenset({120, 121}),
+        limits={"rows": 128},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=4, num_stages=4),
+        "the same; elsewhere they do not",
         limits={"rows": 128},
     ),
     Row(
