@@ -8,11 +8,13 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.model.config import ModelConfig
+from pagedd.engine.staging import to_device
 from pagedd.kernels.kv_form import KVForm
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 
@@ -105,7 +107,7 @@ class KVStorage:
 def _copy(layers: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
     if not pairs:
         return
-    sources, destinations = torch.tensor(pairs, device=layers.device).unbind(1)
+    sources, destinations = to_device(list(np.array(pairs, dtype=np.int64).T), layers.device)
     for layer in layers:  # one layer at a time: the copy passes through a temporary
         layer[destinations] = layer[sources]
 

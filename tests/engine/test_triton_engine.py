@@ -1,14 +1,14 @@
 """A tiny model through the whole engine over Triton's kernels, interpreted: the same greedy tokens as the reference.
 
-Also as a GPU runs it: ahead, and with decode steps replayed from graphs, by a capture that runs the function again.
+Also as a GPU runs it: ahead, and with decode steps replayed from graphs, whose launches are recorded once.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from pagedd.bench.recorded_launches import capture_by_recording
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine
 from pagedd.engine.cuda_graphs import DecodeGraphs
@@ -77,11 +77,6 @@ def answers(engine: Engine) -> dict[str, list[int]]:
     return tokens
 
 
-def run_again(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    result = forward()
-    return lambda: result.copy_(forward())
-
-
 # Not int4: the interpreter cuts off where a card, and the tests of the kernels, round a float32 key to bfloat16.
 @pytest.mark.parametrize("form", ["float32", "int8", "k8v4"])
 def test_tokens_over_triton_equal_those_over_the_reference(folder, monkeypatch, form) -> None:
@@ -104,8 +99,9 @@ def test_running_ahead_from_graphs_changes_no_token(folder, monkeypatch, form) -
         scratch_block=23,  # the last block, which these prompts never come to
         max_num_seqs=4,
         max_model_len=64,
+        vocab_size=40,
         device=torch.device("cpu"),
-        capture=run_again,
+        capture=capture_by_recording,
     )
     replays = []
     run = runner.graphs.run
