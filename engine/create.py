@@ -203,12 +203,6 @@ def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
             "invalid_setting",
             f"kv_cache_dtype {name!r}, this model's kernels here have {usable}; use one of these or auto",
         )
-    if name == "int4" and loaded.config.head_dim < loaded.backend.least_int4_head_dim:
-        raise EngineError(
-            "invalid_setting",
-            f"kv_cache_dtype 'int4' with heads of {loaded.config.head_dim}, the kernels here read at least "
-            f"{loaded.backend.least_int4_head_dim}; use int8 or auto",
-        )
     return FORMS[name]
 
 
