@@ -34,6 +34,7 @@ from pagedd.daemon.engine_link import (
     GetPrefixes,
     GetSnapshot,
     Hello,
+    Idle,
     LoadFailed,
     Loading,
     Prefixes,
@@ -46,6 +47,8 @@ from pagedd.daemon.engine_link import (
     StepDone,
 )
 from pagedd.daemon.engine_socket import EngineSocket
+from pagedd.daemon.engine_watch import TICK_S, EngineWatch, Progress, SilenceLimits
+from pagedd.daemon.fatal_trace import TRACE_SIGNAL
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
@@ -68,6 +71,9 @@ _ENGINE_ENVIRONMENT = {
 }
 _HELLO_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 3.0
+# A hung engine gets this long to write where it hangs, and the kernel this long to end it.
+_TRACE_S = 0.5
+_KILL_TIMEOUT_S = 10.0
 
 
 _Answer = TypeVar("_Answer", Snapshot, Block, Prefixes, Evicted)
@@ -79,6 +85,7 @@ class EngineState(Enum):
     STARTING = "starting"  # nothing loads yet: the model is being fetched or the process comes up
     LOADING = "loading"
     READY = "ready"
+    STALLED = "stalled"  # it was ready, and has been in one step for long
     RESTARTING = "restarting"  # it died; the next one starts after a pause
     FAILED = "failed"  # it cannot be started; `detail` says why
     STOPPED = "stopped"
@@ -98,10 +105,16 @@ class EngineHost:
     """
 
     def __init__(
-        self, socket_path: Path, command: Sequence[str] | None = None, policy: RestartPolicy | None = None
+        self,
+        socket_path: Path,
+        command: Sequence[str] | None = None,
+        policy: RestartPolicy | None = None,
+        silence: SilenceLimits | None = None,
     ) -> None:
         """`socket_path` is where front and engine meet; `command` is what to run instead of the engine process."""
         self._policy = policy or RestartPolicy()
+        self._silence = silence or SilenceLimits()
+        self._watch = EngineWatch(self._silence)
         self._socket_path = socket_path
         self._command = tuple(command or ENGINE_COMMAND)
         self._socket: EngineSocket | None = None
@@ -187,6 +200,8 @@ class EngineHost:
                 raise PageddError("engine_loading", f"{self.describe()}; try again shortly")
             case EngineState.RESTARTING:
                 raise PageddError("engine_died", f"{self.detail}; try again shortly")
+            case EngineState.STALLED:
+                raise PageddError("engine_stalled", f"{self.detail}; try again shortly")
             case EngineState.FAILED:
                 raise PageddError("engine_failed", f"{self.detail}; see the daemon's log")
             case EngineState.STOPPED:
@@ -220,7 +235,7 @@ class EngineHost:
 
     async def stop(self) -> None:
         """Ends the engine process, kindly when it is ready and at once when it loads. Safe to call twice."""
-        is_serving = self.state is EngineState.READY
+        is_serving = self.state in (EngineState.READY, EngineState.STALLED)
         self._stopping.set()
         if self.state is not EngineState.FAILED:
             self._enter(EngineState.STOPPED, "")
@@ -237,6 +252,10 @@ class EngineHost:
     async def _supervise(self, arguments: tuple[str, ...]) -> None:
         try:
             await self._keep_running(arguments)
+        except PageddError as error:
+            log.error("%s", error)
+            self._forget_engine(error.message)
+            self._fail(error)
         except Exception:
             # Nobody would start another engine, so nobody must go on waiting for one.
             log.exception("fault in the supervision of the engine process")
@@ -270,7 +289,10 @@ class EngineHost:
                 return
 
     async def _run_once(self, arguments: tuple[str, ...]) -> str:
-        """One engine process from its start to its end; returns how it ended, in words."""
+        """One engine process from its start to its end; returns how it ended, in words.
+
+        Raises `PageddError("engine_failed")` when it cannot be ended.
+        """
         self._load_failure = None
         self._enter(EngineState.STARTING, "engine process")
         self._has_said_hello = False
@@ -290,7 +312,7 @@ class EngineHost:
             if self._stopping.is_set():
                 self._kill()
             hello_timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT_S, self._kill_if_mute)
-            status = await process.wait()
+            hung = await self._watch_until_exit(process)
             hello_timer.cancel()
         except OSError as error:
             return f"the engine process could not be started: {error}"
@@ -300,10 +322,56 @@ class EngineHost:
             self._socket = self._process = self.pid = None
         if self._load_failure is not None:
             return f"the engine could not load: {self._load_failure}"
-        return f"the engine process (pid {process.pid}) {_how_it_ended(status)}"
+        return f"the engine process (pid {process.pid}) {hung or _how_it_ended(process.returncode or 0)}"
+
+    async def _watch_until_exit(self, process: asyncio.subprocess.Process) -> str | None:
+        """Returns when the process has ended; why it had to be, when it hung."""
+        exit = asyncio.create_task(process.wait())
+        self._watch = EngineWatch(self._silence)
+        try:
+            while not exit.done():
+                await asyncio.wait({exit}, timeout=TICK_S)
+                if not exit.done() and (hung := self._look()) is not None:
+                    log.error("the engine process (pid %d) %s; it is ended", process.pid, hung)
+                    await self._end_hung(process, exit)
+                    return hung
+            return None
+        finally:
+            exit.cancel()
+
+    def _look(self) -> str | None:
+        """What to say of an engine whose step or load does not end; None while it may still."""
+        if self.state not in (EngineState.LOADING, EngineState.READY, EngineState.STALLED):
+            self._watch.heard()  # nothing is asked of it yet
+            return None
+        is_loading = self.state is EngineState.LOADING
+        match self._watch.tick(is_loading=is_loading):
+            case Progress.HUNG if is_loading:
+                return f"hung: its load did not get on for {self._silence.load_s:g} s ({self.detail})"
+            case Progress.HUNG:
+                return f"hung: no step ended within {self._silence.hung_s:g} s"
+            case Progress.STALLED if self.state is EngineState.READY:
+                self._enter(EngineState.STALLED, f"no step has ended for over {self._silence.stalled_s:g} s", 1.0)
+                log.warning("the engine process is %s", self.describe())
+        return None
+
+    async def _end_hung(self, process: asyncio.subprocess.Process, exit: "asyncio.Task[int]") -> None:
+        """Has it write where it hangs, then kills it. Raises `PageddError("engine_failed")` when that has no effect."""
+        with suppress(ProcessLookupError):
+            process.send_signal(TRACE_SIGNAL)
+        await asyncio.wait({exit}, timeout=_TRACE_S)
+        self._kill()
+        await asyncio.wait({exit}, timeout=_KILL_TIMEOUT_S)
+        if not exit.done():
+            raise PageddError("engine_failed", f"the hung engine process (pid {process.pid}) cannot be ended")
 
     def _on_message(self, message: FromEngine) -> None:
+        self._watch.heard()
+        if self.state is EngineState.STALLED:
+            self._enter(EngineState.READY, "", 1.0)
         match message:
+            case Idle():
+                pass
             case StepDone(outputs=outputs, stats=stats, preemptions=preemptions):
                 self.stats = stats
                 if preemptions:
@@ -335,6 +403,7 @@ class EngineHost:
         """When both are there, the engine process and the order to load."""
         if self._has_said_hello and self._config is not None and self._socket is not None:
             self._enter(EngineState.LOADING, "libraries")
+            self._watch.heard()
             config = on_the_cpu(self._config) if self.has_fallen_back else self._config
             self._socket.send(Start(config=config))
 

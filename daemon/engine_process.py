@@ -18,7 +18,7 @@ from typing import Protocol
 
 import zmq
 
-from pagedd.daemon import logs
+from pagedd.daemon import fatal_trace, logs
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
@@ -32,6 +32,7 @@ from pagedd.daemon.engine_link import (
     GetPrefixes,
     GetSnapshot,
     Hello,
+    Idle,
     LoadFailed,
     Loading,
     Prefixes,
@@ -61,6 +62,8 @@ LOAD_FAILED_STATUS = 3
 CRASH_STATUS = 70
 
 _LOADING_INTERVAL_S = 0.05
+# The front ends an engine that says nothing for long (`engine_watch.py`).
+_IDLE_INTERVAL_MS = 1000
 # How long a last message may take to leave before the process goes.
 _FAREWELL_MS = 2000
 
@@ -147,7 +150,10 @@ def obey(link: Link, engine: EngineLike) -> bool:
 
     Waits for one when there is no work. False: told to exit.
     """
-    message = link.receive(timeout_ms=0 if engine.has_work else -1)
+    message = link.receive(timeout_ms=0 if engine.has_work else _IDLE_INTERVAL_MS)
+    while message is None and not engine.has_work:
+        link.send(Idle())
+        message = link.receive(timeout_ms=_IDLE_INTERVAL_MS)
     changed = False
     while message is not None:
         if isinstance(message, Exit):
@@ -272,6 +278,7 @@ def main(argv: list[str] | None = None, import_engine: Callable[[], CreateEngine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.setup(options.log_level, options.log_format)
+    fatal_trace.arm()
     link = Link(options.link)
     try:
         return run(link, import_engine)

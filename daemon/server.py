@@ -23,9 +23,10 @@ import zmq
 
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
-from pagedd.daemon import logs, systemd
+from pagedd.daemon import fatal_trace, logs, systemd
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.engine_watch import SilenceLimits
 from pagedd.daemon.gpus import freest_device, load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
@@ -52,6 +53,7 @@ _CLOSE_S = 10
 def run(config: DaemonConfig) -> None:
     """Serves until a signal. Raises `PageddError` when the daemon cannot serve, now or any more."""
     logs.setup(config.log_level, config.log_format)
+    fatal_trace.arm()
     raise_descriptor_limit()
     uvloop.run(serve(config))
 
@@ -72,7 +74,8 @@ class Daemon:
     def __init__(self, config: DaemonConfig, endpoints: Endpoints) -> None:
         self._config = config
         self._endpoints = endpoints
-        self._host = EngineHost(endpoints.engine, policy=RestartPolicy(can_fall_back=config.device_fallback == "cpu"))
+        policy = RestartPolicy(can_fall_back=config.device_fallback == "cpu")
+        self._host = EngineHost(endpoints.engine, policy=policy, silence=SilenceLimits.of(config))
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
         self._service.read_machine = self._read_machine
@@ -89,6 +92,7 @@ class Daemon:
     async def run(self) -> None:
         """Returns after a signal and a drain. Raises `PageddError` when model or engine cannot be had."""
         self._listen_to_signals()
+        watchdog = asyncio.create_task(_feed_watchdog())
         stop = asyncio.create_task(self._stop_requested.wait())
         life = asyncio.create_task(self._load_and_watch())
         try:
@@ -100,6 +104,7 @@ class Daemon:
             life.cancel()
             await asyncio.wait({life})
             await self._shut_down()
+            watchdog.cancel()
 
     async def _load_and_watch(self) -> NoReturn:
         try:
@@ -203,6 +208,14 @@ class Daemon:
             await api.close()
         await self._host.stop()
         log.info("stopped")
+
+
+async def _feed_watchdog() -> None:
+    """From the loop that does the work: systemd replaces a daemon in which it stands still."""
+    if (interval_s := systemd.watchdog_interval_s()) is not None:
+        while True:
+            systemd.notify("WATCHDOG=1")
+            await asyncio.sleep(interval_s)
 
 
 def how_to_talk(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> str:

@@ -143,6 +143,7 @@ class ScriptedHost:
             EngineState.STARTING: "engine_loading",
             EngineState.LOADING: "engine_loading",
             EngineState.RESTARTING: "engine_died",
+            EngineState.STALLED: "engine_stalled",
             EngineState.FAILED: "engine_failed",
             EngineState.STOPPED: "shutting_down",
         }

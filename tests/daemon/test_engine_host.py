@@ -13,6 +13,7 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.engine_host import EngineHost, EngineState, on_the_cpu
+from pagedd.daemon.engine_watch import SilenceLimits
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.request import Preemption, Request, SequenceOutput
@@ -76,8 +77,9 @@ async def start_host(tmp_path: Path) -> AsyncIterator[StartHost]:
         wait: bool = True,
         command: tuple[str, ...] = FAKE_ENGINE,
         policy: RestartPolicy | None = None,
+        silence: SilenceLimits | None = None,
     ) -> Recorder:
-        host = EngineHost(tmp_path / "engine.sock", command, policy)
+        host = EngineHost(tmp_path / "engine.sock", command, policy, silence)
         hosts.append(host)
         recorder = Recorder(host)
         await host.start()
@@ -232,6 +234,75 @@ async def test_a_snapshot_that_waits_for_a_dying_engine_fails(start_host: StartH
     os.kill(engine.host.pid, signal.SIGKILL)
     with pytest.raises(PageddError, match=r"^engine_died"):
         await answer
+
+
+@pytest.mark.parametrize("how", ["step", "stopped"])
+async def test_an_engine_that_hangs_stalls_and_is_replaced(
+    start_host: StartHost, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    engine = await start_host(silence=SilenceLimits(stalled_s=2, hung_s=3))
+    first = engine.host.pid
+    assert first is not None
+    if how == "step":
+        engine.host.submit(request("a", Prompt.HANG))
+    else:
+        os.kill(first, signal.SIGSTOP)
+    await until(lambda: engine.host.state is EngineState.STALLED)
+    with pytest.raises(PageddError, match=r"^engine_stalled: no step has ended for over 2 s; try again shortly"):
+        engine.host.submit(request("b", 5))
+    await until(lambda: engine.host.state is EngineState.READY and engine.host.pid != first)
+    assert engine.lost == [f"the engine process (pid {first}) hung: no step ended within 3 s"]
+    assert not psutil.pid_exists(first)
+    if how == "step":
+        # Where it hung is in the log.
+        assert "fake_engine.py" in capfd.readouterr().err
+    engine.host.submit(request("c", 5))
+    await until(lambda: engine.tokens_of("c") == [6, 7, 8])
+
+
+async def test_an_engine_that_only_stalls_goes_on_and_loses_nothing(start_host: StartHost) -> None:
+    engine = await start_host(silence=SilenceLimits(stalled_s=2, hung_s=60))
+    pid = engine.host.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: engine.host.state is EngineState.STALLED)
+    os.kill(pid, signal.SIGCONT)
+    await until(lambda: engine.host.state is EngineState.READY)
+    assert engine.host.pid == pid
+    assert engine.lost == []
+
+
+async def test_an_idle_engine_is_alive_for_as_long_as_it_is_idle(start_host: StartHost) -> None:
+    engine = await start_host(silence=SilenceLimits(stalled_s=1.8, hung_s=2))
+    await asyncio.sleep(3.5)
+    assert engine.states == [EngineState.STARTING, EngineState.LOADING, EngineState.READY]
+
+
+async def test_a_load_that_hangs_is_tried_again_and_given_up(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
+    engine = await start_host("slow", wait=False, silence=SilenceLimits(load_s=1))
+    await until(lambda: engine.host.state is EngineState.FAILED)
+    assert engine.host.num_restarts == 2
+    assert "hung: its load did not get on for 1 s (weights)" in engine.host.detail
+
+
+async def test_an_engine_that_cannot_be_ended_is_a_failure(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._KILL_TIMEOUT_S", 0.1)
+    engine = await start_host(silence=SilenceLimits(stalled_s=1.5, hung_s=2))
+    # As while a driver holds it in the kernel.
+    monkeypatch.setattr(engine.host, "_kill", lambda: None)
+    pid = engine.host.pid
+    engine.host.submit(request("a", Prompt.HANG))
+    await until(lambda: engine.host.state is EngineState.FAILED)
+    assert engine.host.failure is not None
+    assert str(engine.host.failure) == f"engine_failed: the hung engine process (pid {pid}) cannot be ended"
+    assert len(engine.lost) == 1
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_hung_engine_is_killed_when_the_host_stops(

@@ -89,6 +89,39 @@ def test_the_front_that_is_killed_is_started_again(service: Machine) -> None:
     service.run("systemctl", "stop", "pagedd")
 
 
+def wait_for(service: Machine, name: str, value: str) -> None:
+    service.run("sh", "-c", f'until [ "$(systemctl show --value -p {name} pagedd)" = "{value}" ]; do sleep 0.1; done')
+
+
+def engine_pid(service: Machine) -> str:
+    front = service.show("pagedd", "MainPID")
+    return str(service.run("pgrep", "-P", front, "-f", "daemon.engine_process").stdout.strip())
+
+
+def test_an_engine_that_stands_still_is_replaced_by_the_front_and_a_front_by_systemd(
+    service: Machine, model_gguf: Path
+) -> None:
+    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf) + "step_timeout_seconds = 4\n")
+    service.write("/etc/systemd/system/pagedd.service.d/watchdog.conf", "[Service]\nWatchdogSec=4\n")
+    service.run("systemctl", "daemon-reload")
+    service.run("systemctl", "start", "pagedd", timeout_s=120)
+    front, engine = service.show("pagedd", "MainPID"), engine_pid(service)
+    service.run("kill", "-STOP", engine)
+    service.run("sh", "-c", f"while kill -0 {engine} 2>/dev/null; do sleep 0.1; done", timeout_s=30)
+    service.run("sh", "-c", "until pagectl generate Hello --max-tokens 2; do sleep 0.2; done", timeout_s=60)
+    assert service.show("pagedd", "MainPID") == front
+
+    service.run("kill", "-STOP", front)
+    wait_for(service, "Result", "watchdog")
+    wait_for(service, "ActiveState", "active")
+    assert service.show("pagedd", "MainPID") != front
+    service.run("pagectl", "generate", "Hello", "--max-tokens", "2")
+    service.run("systemctl", "stop", "pagedd")
+    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf))
+    service.run("rm", "/etc/systemd/system/pagedd.service.d/watchdog.conf")
+    service.run("systemctl", "daemon-reload")
+
+
 def test_uninstalling_keeps_settings_and_nothing_else_of_the_program(service: Machine) -> None:
     service.run("make", "-C", str(ROOT), "uninstall")
     assert service.run("systemctl", "cat", "pagedd", check=False).returncode != 0
