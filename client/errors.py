@@ -35,6 +35,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "exceeds_kv_pool": ErrorKind(400, "The request could never fit the KV-cache pool, even alone."),
     "no_chat_template": ErrorKind(400, "The model has no chat template."),
     "template_error": ErrorKind(400, "The chat template refused the messages, or did not finish."),
+    "poison_request": ErrorKind(422, "Engines died while this very request ran; it is not tried again for a while."),
     # Who and what
     "model_not_found": ErrorKind(404, "No model of that name is served."),
     "request_not_found": ErrorKind(404, "No live request has that id."),

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
+from pagedd.daemon import fatal_trace
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
@@ -48,7 +49,6 @@ from pagedd.daemon.engine_link import (
 )
 from pagedd.daemon.engine_socket import EngineSocket
 from pagedd.daemon.engine_watch import TICK_S, EngineWatch, Progress, SilenceLimits
-from pagedd.daemon.fatal_trace import TRACE_SIGNAL
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
@@ -100,6 +100,7 @@ class EngineHost:
         info: what the engine chose, once it is ready; None while there is none.
         stats: the newest figures; None while there is no engine.
         pid: of the engine process; None while there is none.
+        trace: where the threads of the newest engine that died were, as far as it could say.
         num_restarts: engines that died and were replaced.
         on_preempted, on_outputs, on_refused, on_lost, on_state: set by `Service`.
     """
@@ -116,6 +117,7 @@ class EngineHost:
         self._silence = silence or SilenceLimits()
         self._watch = EngineWatch(self._silence)
         self._socket_path = socket_path
+        self._trace_path = socket_path.with_suffix(".trace")
         self._command = tuple(command or ENGINE_COMMAND)
         self._socket: EngineSocket | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -135,6 +137,7 @@ class EngineHost:
         self.info: EngineInfo | None = None
         self.stats: EngineStats | None = None
         self.pid: int | None = None
+        self.trace = ""
         self.num_restarts = 0
         self.on_preempted: Callable[[list[Preemption]], None] = lambda preemptions: None
         self.on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
@@ -304,6 +307,8 @@ class EngineHost:
                 ipc(self._socket_path),
                 "--parent",
                 str(os.getpid()),
+                "--trace",
+                str(self._trace_path),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=_ENGINE_ENVIRONMENT | os.environ,
@@ -320,6 +325,7 @@ class EngineHost:
             if self._socket is not None:
                 self._socket.close()
             self._socket = self._process = self.pid = None
+            self.trace = fatal_trace.take(self._trace_path)
         if self._load_failure is not None:
             return f"the engine could not load: {self._load_failure}"
         return f"the engine process (pid {process.pid}) {hung or _how_it_ended(process.returncode or 0)}"
@@ -358,7 +364,7 @@ class EngineHost:
     async def _end_hung(self, process: asyncio.subprocess.Process, exit: "asyncio.Task[int]") -> None:
         """Has it write where it hangs, then kills it. Raises `PageddError("engine_failed")` when that has no effect."""
         with suppress(ProcessLookupError):
-            process.send_signal(TRACE_SIGNAL)
+            process.send_signal(fatal_trace.TRACE_SIGNAL)
         await asyncio.wait({exit}, timeout=_TRACE_S)
         self._kill()
         await asyncio.wait({exit}, timeout=_KILL_TIMEOUT_S)

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import zmq
@@ -223,8 +224,12 @@ def import_engine() -> CreateEngine:
     return create_engine
 
 
-def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -> int:
-    """The life of the process once it is connected; the exit status."""
+def run(
+    link: Link,
+    import_engine: Callable[[], CreateEngine] = import_engine,
+    keep_trace: Callable[[BaseException], None] = lambda error: None,
+) -> int:
+    """The life of the process once it is connected; the exit status. `keep_trace` hears what it dies of."""
     link.send(Hello(pid=os.getpid()))
     try:
         # The front may still be looking for the model.
@@ -252,8 +257,9 @@ def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -
         serve(link, engine)
     except LinkLost:
         log.warning("the front closed the link; the engine ends")
-    except Exception:
+    except Exception as error:
         log.exception("fault in the engine; the front will start a new one")
+        keep_trace(error)
         return CRASH_STATUS
     return 0
 
@@ -269,6 +275,7 @@ def main(argv: list[str] | None = None, import_engine: Callable[[], CreateEngine
     parser = argparse.ArgumentParser(description="Started by pagedd; not a command for people.")
     parser.add_argument("--link", required=True)
     parser.add_argument("--parent", required=True, type=int)
+    parser.add_argument("--trace", type=Path, help="file for where it died")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", default="auto")
     options = parser.parse_args(argv)
@@ -278,10 +285,10 @@ def main(argv: list[str] | None = None, import_engine: Callable[[], CreateEngine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.setup(options.log_level, options.log_format)
-    fatal_trace.arm()
+    keep_trace = fatal_trace.arm(options.trace)
     link = Link(options.link)
     try:
-        return run(link, import_engine)
+        return run(link, import_engine, keep_trace)
     finally:
         link.close()
 

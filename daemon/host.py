@@ -16,6 +16,7 @@ class Host(Protocol):
     state: EngineState
     progress: float
     detail: str
+    trace: str
     info: EngineInfo | None
     stats: EngineStats | None
     on_preempted: Callable[[list[Preemption]], None]

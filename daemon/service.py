@@ -15,9 +15,10 @@ from pathlib import Path
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate, StatsFrame
-from pagedd.daemon import admission
+from pagedd.daemon import admission, poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.crash_reports import Crash, CrashReports, InFlight, state_directory
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.frames import Frames
 from pagedd.daemon.host import Host
@@ -52,7 +53,11 @@ _RETRY_AFTER_S = (1, 60)
 
 @dataclass(slots=True, eq=False)
 class LiveEntry:
-    """One live request with what only the service knows of it. Mutated only by `Service`."""
+    """One live request with what only the service knows of it. Mutated only by `Service`.
+
+    Attributes:
+        digest: once it is admitted, what stands for it in `poison.py` and crash reports.
+    """
 
     request: LiveRequest
     message: Generate | Chat
@@ -60,6 +65,7 @@ class LiveEntry:
     send: Sink
     times: RequestTimes
     meter: Meter
+    digest: bytes = b""
 
 
 class Service:
@@ -83,6 +89,8 @@ class Service:
         self.started_unix_s = int(time.time())
         self._config = config
         self._live: dict[str, LiveEntry] = {}
+        self._suspects = poison.Suspects()
+        self._crash_reports = CrashReports(state_directory() / "crashes")
         self._admissions: set[asyncio.Task[None]] = set()
         self._frames = Frames(self)
         self._is_draining = False
@@ -300,7 +308,7 @@ class Service:
         admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
         token_ids = await model.prompt_token_ids(entry.message)
         info = self._engine_info()  # again, because another engine may have started meanwhile
-        return admission.to_engine_request(
+        request = admission.to_engine_request(
             entry.message,
             entry.request.request_id,
             token_ids,
@@ -309,6 +317,9 @@ class Service:
             eos_token_ids=model.prepared.eos_token_ids,
             cache_extras=admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing),
         )
+        entry.digest = poison.digest(request)
+        self._suspects.check(entry.digest)
+        return request
 
     def _engine_info(self) -> EngineInfo:
         self.host.check_ready()
@@ -342,9 +353,26 @@ class Service:
 
     def _on_lost(self, reason: str) -> None:
         self._engine_figures.engine_lost()
-        for entry in list(self._live.values()):
-            if entry.request.phase is Phase.RUNNING:
-                self._apply(entry, Broken("engine_died", reason))
+        lost = [entry for entry in self._live.values() if entry.request.phase is Phase.RUNNING]
+        self._suspects.engine_died(entry.digest for entry in lost)
+        self._crash_reports.keep(self._crash(reason, lost))
+        for entry in lost:
+            self._apply(entry, Broken("engine_died", reason))
+
+    def _crash(self, reason: str, lost: Sequence[LiveEntry]) -> Crash:
+        in_flight = tuple(
+            InFlight(
+                entry.request.request_id,
+                entry.digest,
+                entry.caller.name,
+                entry.request.num_prompt_tokens,
+                entry.request.num_output_tokens,
+            )
+            for entry in lost
+        )
+        return Crash(
+            reason=reason, trace=self.host.trace, info=self.host.info, stats=self.host.stats, in_flight=in_flight
+        )
 
     # Carrying out
 
@@ -387,6 +415,8 @@ class Service:
             return  # refused before it was live
         self.metering.leave(entry.meter, is_callers_doing=request.outcome != "error")
         was_admitted = request.num_prompt_tokens > 0
+        if request.outcome in ("stop", "length"):
+            self._suspects.clear(entry.digest)
         if was_admitted and request.outcome is not None and request.outcome != "error":
             self.metrics.finished(
                 entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()

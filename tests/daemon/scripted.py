@@ -115,6 +115,7 @@ class ScriptedHost:
     """
 
     reply: Callable[[Request], list[int] | None] = lambda request: list(b"Hello world")
+    trace: str = ""
     state: EngineState = EngineState.READY
     progress: float = 1.0
     detail: str = ""

@@ -25,7 +25,7 @@ from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.service import Service
 from pagedd.daemon.text.tokenizer import TextTokenizer
 
-from .scripted import ScriptedHost, engine_stats, until, write_model
+from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
 
 ANA, BOB = Caller(uid=1001), Caller(uid=1002)
 
@@ -151,6 +151,35 @@ async def test_when_the_engine_dies_its_requests_end_and_new_ones_are_refused(
     assert isinstance(again[-1], Failed)
     assert again[-1].code == "engine_died"
     assert host.aborted == []
+
+
+async def test_the_loss_of_an_engine_is_reported_with_what_it_had_in_flight_and_without_their_prompts(
+    service: Service, host: ScriptedHost, state_home: Path
+) -> None:
+    host.trace = "in attention"
+    await started(service, host)
+    host.lose("the engine process (pid 7) was ended by SIGSEGV")
+    (report,) = (state_home / "pagedd" / "crashes").iterdir()
+    text = report.read_text()
+    assert report.stat().st_mode & 0o777 == 0o600
+    assert "(pid 7) was ended by SIGSEGV" in text
+    assert host.submitted[0].request_id in text
+    assert "in attention" in text
+    assert str(host.submitted[0].prompt_token_ids) not in text
+
+
+async def test_a_request_that_was_there_when_two_engines_died_is_refused_and_others_are_not(
+    service: Service, host: ScriptedHost
+) -> None:
+    for _ in range(2):
+        await started(service, host)
+        host.lose()
+        host.state, host.info = EngineState.READY, engine_info()
+    again = await started(service, host)
+    assert isinstance(again[-1], Failed)
+    assert again[-1].code == "poison_request"
+    other = await started(service, host, prompt("another prompt"))
+    assert not isinstance(other[-1], Failed)
 
 
 async def test_an_engine_that_ends_between_door_and_submission_is_a_refusal(
