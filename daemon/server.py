@@ -24,6 +24,7 @@ import zmq
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.daemon import fatal_trace, logs, systemd
+from pagedd.daemon.activation import Inherited, inherited_sockets
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
@@ -61,9 +62,10 @@ def run(config: DaemonConfig) -> None:
 async def serve(config: DaemonConfig) -> None:
     """See `run`."""
     endpoints = server_endpoints(config.runtime_dir)
-    lock = RuntimeLock(endpoints)
+    inherited = inherited_sockets()
+    lock = RuntimeLock(endpoints, inherited)
     try:
-        await Daemon(config, endpoints).run()
+        await Daemon(config, endpoints, inherited).run()
     finally:
         lock.release()
 
@@ -71,7 +73,7 @@ async def serve(config: DaemonConfig) -> None:
 class Daemon:
     """One run of the daemon over one runtime directory, which it must own."""
 
-    def __init__(self, config: DaemonConfig, endpoints: Endpoints) -> None:
+    def __init__(self, config: DaemonConfig, endpoints: Endpoints, inherited: Inherited) -> None:
         self._config = config
         self._endpoints = endpoints
         policy = RestartPolicy(can_fall_back=config.device_fallback == "cpu")
@@ -83,8 +85,8 @@ class Daemon:
         registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
         self._apis: list[HttpApi | ZmqApi] = [
-            HttpApi(self._service, config, endpoints),
-            ZmqApi(self._service, endpoints),
+            HttpApi(self._service, config, endpoints, inherited),
+            ZmqApi(self._service, endpoints, inherited),
         ]
         self._stop_requested = asyncio.Event()
         self._was_ready = False

@@ -4,7 +4,7 @@ Token id b is the byte b, so a prompt "ab" is [97, 98]; `EOS` ends a text.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -328,7 +328,12 @@ class ZmqClient:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, host: ScriptedHost | None = None, *, has_model: bool = True, **settings: Any
+    folder: Path,
+    host: ScriptedHost | None = None,
+    *,
+    has_model: bool = True,
+    inherited: Mapping[Path, int] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     """Both APIs over a scripted host, in `folder`, whose path must be short enough for sockets."""
     host = host or ScriptedHost()
@@ -338,7 +343,7 @@ async def serving(
     service = Service(config, host)
     if has_model:
         service.set_model(write_model(folder / "model"))
-    apis = [HttpApi(service, config, endpoints), ZmqApi(service, endpoints)]
+    apis = [HttpApi(service, config, endpoints, inherited), ZmqApi(service, endpoints, inherited)]
     for api in apis:
         await api.start()
     context = zmq.asyncio.Context()
