@@ -51,6 +51,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "client_too_slow": ErrorKind(429, "The client did not read its tokens, so the request was ended."),
     "engine_loading": ErrorKind(503, "The model is still loading."),
     "engine_died": ErrorKind(503, "The engine process ended; it is being restarted."),
+    "engine_asleep": ErrorKind(503, "The engine was put to sleep while the request ran; the next request wakes it."),
     "engine_stalled": ErrorKind(503, "A step of the engine takes very long; if it does not end, another is started."),
     "engine_failed": ErrorKind(503, "The engine could not be started; see the log."),
     "shutting_down": ErrorKind(503, "The daemon is stopping."),

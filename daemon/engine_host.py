@@ -88,6 +88,7 @@ class EngineState(Enum):
     STALLED = "stalled"  # it was ready, and has been in one step for long
     RESTARTING = "restarting"  # it died; the next one starts after a pause
     FAILED = "failed"  # it cannot be started; `detail` says why
+    ASLEEP = "asleep"  # there is none, on purpose, until somebody wakes it
     STOPPED = "stopped"
 
 
@@ -102,7 +103,7 @@ class EngineHost:
         pid: of the engine process; None while there is none.
         trace: where the threads of the newest engine that died were, as far as it could say.
         num_restarts: engines that died and were replaced.
-        on_preempted, on_outputs, on_refused, on_lost, on_state: set by `Service`.
+        on_preempted, on_outputs, on_refused, on_lost, on_slept, on_state: set by `Service`.
     """
 
     def __init__(
@@ -128,6 +129,8 @@ class EngineHost:
         self._load_failure: PageddError | None = None
         self._ready_since_s: float | None = None
         self._stopping = asyncio.Event()
+        self._wakes = asyncio.Event()
+        self._nap = False
         self._changed = asyncio.Event()
 
         self.state = EngineState.STARTING
@@ -143,6 +146,7 @@ class EngineHost:
         self.on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
         self.on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
         self.on_lost: Callable[[str], None] = lambda reason: None
+        self.on_slept: Callable[[], None] = lambda: None
         self.on_state: Callable[[], None] = lambda: None
 
     # What the service asks
@@ -205,6 +209,8 @@ class EngineHost:
                 raise PageddError("engine_died", f"{self.detail}; try again shortly")
             case EngineState.STALLED:
                 raise PageddError("engine_stalled", f"{self.detail}; try again shortly")
+            case EngineState.ASLEEP:
+                raise PageddError("engine_asleep", "the engine has just been put to sleep; try again")
             case EngineState.FAILED:
                 raise PageddError("engine_failed", f"{self.detail}; see the daemon's log")
             case EngineState.STOPPED:
@@ -236,19 +242,52 @@ class EngineHost:
         """Returns at the next change of state, progress or detail."""
         await self._changed.wait()
 
+    @property
+    def is_napping(self) -> bool:
+        """From `begin_nap` until the engine is ready again, or fails."""
+        return self._nap
+
+    def begin_nap(self) -> None:
+        """Whoever asks from now on waits for the next engine. Raises like `submit`."""
+        self.check_ready()
+        self._nap = True
+        self._wakes.clear()
+
+    async def sleep(self) -> None:
+        """Ends the engine process after `begin_nap`, and starts none until `wake`."""
+        await self._ask_to_exit()
+        while self.state not in (EngineState.ASLEEP, EngineState.STOPPED) and not self._wakes.is_set():
+            await self.wait_changed()
+
+    def wake(self) -> None:
+        """Starts the engine again when it sleeps. No effect when it does not."""
+        self._wakes.set()
+
     async def stop(self) -> None:
         """Ends the engine process, kindly when it is ready and at once when it loads. Safe to call twice."""
         is_serving = self.state in (EngineState.READY, EngineState.STALLED)
         self._stopping.set()
+        self._wakes.set()
         if self.state is not EngineState.FAILED:
             self._enter(EngineState.STOPPED, "")
         if self._supervisor is None:
             return
-        if is_serving and self._socket is not None:
-            self._socket.send(Exit())
-            await asyncio.wait([self._supervisor], timeout=_EXIT_TIMEOUT_S)
+        if is_serving:
+            await self._ask_to_exit()
         self._kill()
         await self._supervisor
+
+    async def _ask_to_exit(self) -> None:
+        """Returns when the engine process has ended, or is killed because it does not within `_EXIT_TIMEOUT_S`."""
+        process = self._process
+        if self._socket is None or process is None:
+            return
+        self._socket.send(Exit())
+        try:
+            await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
 
     # The life of engines
 
@@ -272,6 +311,14 @@ class EngineHost:
             self._forget_engine(reason)
             if self._stopping.is_set():
                 return
+            if self._nap and ready_since_s is not None:
+                self._enter(EngineState.ASLEEP, "a request wakes it")
+                log.info("the engine sleeps; its process has ended")
+                await self._wakes.wait()
+                if self._stopping.is_set():
+                    return
+                continue
+            self._nap = False
             had_fallen_back = self.has_fallen_back
             if ready_since_s is None:
                 code = self._load_failure.code if self._load_failure is not None else None
@@ -398,6 +445,7 @@ class EngineHost:
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
                 self._ready_since_s = time.monotonic()
+                self._nap = False
                 self._enter(EngineState.READY, "", 1.0)
             case LoadFailed(code=code, message=text):
                 self._load_failure = PageddError(code, text)
@@ -440,7 +488,10 @@ class EngineHost:
         if self.info is not None:
             try:
                 # With the last figures still there, for whoever sums them up.
-                self.on_lost(reason)
+                if self._nap:
+                    self.on_slept()
+                else:
+                    self.on_lost(reason)
             except Exception:
                 log.exception("fault while the loss of the engine was told; the next one starts all the same")
         self.info = self.stats = None

@@ -122,6 +122,7 @@ class Daemon:
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
         meter = asyncio.create_task(self._meter_energy())
+        sleeper = asyncio.create_task(self._sleep_when_idle())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
@@ -139,6 +140,7 @@ class Daemon:
         finally:
             teller.cancel()
             meter.cancel()
+            sleeper.cancel()
 
     def _report(self, line: str) -> None:
         log.info("%s", line)
@@ -162,6 +164,15 @@ class Daemon:
         while not self._was_ready:
             systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
             await asyncio.sleep(_TELL_INTERVAL_S)
+
+    async def _sleep_when_idle(self) -> None:
+        if (limit_s := self._config.idle_sleep_seconds) is None:
+            return
+        while True:
+            await asyncio.sleep(min(_METER_INTERVAL_S, limit_s))
+            if self._service.idle_s >= limit_s:
+                log.info("no request for %g s", limit_s)
+                await self._service.sleep()
 
     async def _meter_energy(self) -> None:
         while True:

@@ -33,6 +33,8 @@ from pagedd.client.protocol import (
     Ping,
     Pong,
     SetPriority,
+    Sleep,
+    Wake,
     decode_client,
     encode,
 )
@@ -224,6 +226,13 @@ class _AdminDoor(_Door):
             case EvictPrefix(id=message_id):
                 self._answer_later(peer, message_id, self._inspection.evict(message, caller))
                 return
+            case Sleep(id=message_id):
+                self._answer_later(peer, message_id, self._sleep(message_id))
+                return
+            case Wake(id=message_id):
+                self._service.host.wake()
+                self._send(peer, Ok(id=message_id))
+                return
             case Cancel(id=message_id, target=target):
                 found = self._service.cancel(target, by=caller)
             case SetPriority(id=message_id, target=target, priority=priority):
@@ -233,6 +242,10 @@ class _AdminDoor(_Door):
         if not found:
             raise PageddError("request_not_found", f"no live request {target[:ID_MAX_CHARS]!r}", field="target")
         self._send(peer, Ok(id=message_id))
+
+    async def _sleep(self, message_id: str) -> DaemonMessage:
+        await self._service.sleep()
+        return Ok(id=message_id)
 
 
 def _decode(payload: bytes) -> ClientMessage:

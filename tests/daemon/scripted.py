@@ -135,9 +135,32 @@ class ScriptedHost:
     on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
     on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
     on_lost: Callable[[str], None] = lambda reason: None
+    on_slept: Callable[[], None] = lambda: None
     on_state: Callable[[], None] = lambda: None
+    is_napping: bool = False
+    num_wakes: int = 0
     step_s: float = 0.0
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def begin_nap(self) -> None:
+        self.check_ready()
+        self.is_napping = True
+
+    async def sleep(self) -> None:
+        self.on_slept()
+        self.live.clear()
+        self.state, self.info, self.stats = EngineState.ASLEEP, None, None
+
+    def wake(self) -> None:
+        """A test says when it is awake: `get_up`."""
+        self.num_wakes += 1
+
+    def get_up(self) -> None:
+        self.is_napping = False
+        self.state, self.info, self.stats = EngineState.READY, engine_info(), engine_stats()
+
+    async def wait_changed(self) -> None:
+        await asyncio.sleep(0)
 
     def check_ready(self) -> None:
         codes = {
@@ -145,6 +168,7 @@ class ScriptedHost:
             EngineState.LOADING: "engine_loading",
             EngineState.RESTARTING: "engine_died",
             EngineState.STALLED: "engine_stalled",
+            EngineState.ASLEEP: "engine_asleep",
             EngineState.FAILED: "engine_failed",
             EngineState.STOPPED: "shutting_down",
         }

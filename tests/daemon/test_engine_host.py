@@ -304,6 +304,47 @@ async def test_an_engine_that_cannot_be_ended_is_a_failure(
     os.kill(pid, signal.SIGKILL)
 
 
+async def test_an_engine_that_sleeps_has_no_process_until_it_is_woken(start_host: StartHost) -> None:
+    engine = await start_host()
+    pid = engine.host.pid
+    slept: list[bool] = []
+    engine.host.on_slept = lambda: slept.append(True)
+    engine.host.begin_nap()
+    await engine.host.sleep()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert engine.host.state is EngineState.ASLEEP
+    assert (slept, engine.lost, engine.host.num_restarts) == ([True], [], 0)
+    with pytest.raises(PageddError, match=r"^engine_asleep"):
+        engine.host.submit(request("a", 5))
+    engine.host.wake()
+    await until(lambda: engine.host.state is EngineState.READY)
+    assert not engine.host.is_napping
+    engine.host.submit(request("b", 5))
+    await until(lambda: engine.tokens_of("b") == [6, 7, 8])
+
+
+async def test_a_host_stops_while_its_engine_sleeps(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.begin_nap()
+    await engine.host.sleep()
+    await engine.host.stop()
+    assert engine.host.state is EngineState.STOPPED
+    assert engine.host.pid is None
+
+
+async def test_an_engine_that_hangs_is_put_to_sleep_all_the_same(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    engine = await start_host()
+    engine.host.submit(request("a", Prompt.HANG))
+    await asyncio.sleep(0.05)
+    engine.host.begin_nap()
+    await engine.host.sleep()
+    assert engine.host.state is EngineState.ASLEEP
+
+
 async def test_a_hung_engine_is_killed_when_the_host_stops(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

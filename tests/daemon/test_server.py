@@ -153,6 +153,15 @@ def test_a_step_that_hangs_ends_its_request_and_not_the_daemon(start_daemon: Sta
     assert completion(daemon, [5])[0] == 200
 
 
+def test_an_idle_engine_sleeps_and_the_next_request_wakes_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--idle-sleep-seconds", "0.5", fake_engine=True).wait_ready()
+    daemon.wait_until(lambda daemon: json.loads(daemon.get("/health")[1])["state"] == "asleep")
+    assert not any("--link" in child.cmdline() for child in psutil.Process(daemon.process.pid).children())
+    assert daemon.get("/ready")[0] == 200
+    assert completion(daemon, [5])[0] == 200
+    assert daemon.stop() == 0
+
+
 def test_systemds_watchdog_is_fed_by_the_loop_and_only_by_it(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(fake_engine=True, environ={"WATCHDOG_USEC": "300000"}).wait_ready()
     num_fed = daemon.notified().count("WATCHDOG=1")
