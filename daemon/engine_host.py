@@ -93,7 +93,7 @@ class EngineState(Enum):
 
 
 class EngineHost:
-    """The engine as the front sees it.
+    """The engine as the front sees it. `on_lost` tells of one that died, `on_ended` of one that was to end.
 
     Attributes:
         state, progress, detail: for people and for `/health`; `progress` is 0–1 of the load.
@@ -103,7 +103,7 @@ class EngineHost:
         pid: of the engine process; None while there is none.
         trace: where the threads of the newest engine that died were, as far as it could say.
         num_restarts: engines that died and were replaced.
-        on_preempted, on_outputs, on_refused, on_lost, on_slept, on_state: set by `Service`.
+        on_preempted, on_outputs, on_refused, on_lost, on_ended, on_state: set by `Service`.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class EngineHost:
         self.on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
         self.on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
         self.on_lost: Callable[[str], None] = lambda reason: None
-        self.on_slept: Callable[[], None] = lambda: None
+        self.on_ended: Callable[[], None] = lambda: None
         self.on_state: Callable[[], None] = lambda: None
 
     # What the service asks
@@ -488,8 +488,8 @@ class EngineHost:
         if self.info is not None:
             try:
                 # With the last figures still there, for whoever sums them up.
-                if self._nap:
-                    self.on_slept()
+                if self._nap or self._stopping.is_set():
+                    self.on_ended()
                 else:
                     self.on_lost(reason)
             except Exception:

@@ -23,7 +23,7 @@ class Host(Protocol):
     on_outputs: Callable[[list[SequenceOutput]], None]
     on_refused: Callable[[str, str, str], None]
     on_lost: Callable[[str], None]
-    on_slept: Callable[[], None]
+    on_ended: Callable[[], None]
     on_state: Callable[[], None]
 
     @property

@@ -105,7 +105,7 @@ class Service:
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
         host.on_lost = self._on_lost
-        host.on_slept = self._on_slept
+        host.on_ended = self._on_ended
         host.on_state = self._on_state
 
     # Life
@@ -408,7 +408,7 @@ class Service:
         for entry in lost:
             self._apply(entry, Broken("engine_died", reason))
 
-    def _on_slept(self) -> None:
+    def _on_ended(self) -> None:
         self._engine_figures.engine_lost()
         for entry in self._running():
             self._apply(entry, Broken("engine_asleep", "it did not end in time; send it again to wake the engine"))

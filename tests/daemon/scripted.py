@@ -135,7 +135,7 @@ class ScriptedHost:
     on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
     on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
     on_lost: Callable[[str], None] = lambda reason: None
-    on_slept: Callable[[], None] = lambda: None
+    on_ended: Callable[[], None] = lambda: None
     on_state: Callable[[], None] = lambda: None
     is_napping: bool = False
     num_wakes: int = 0
@@ -147,7 +147,7 @@ class ScriptedHost:
         self.is_napping = True
 
     async def sleep(self) -> None:
-        self.on_slept()
+        self.on_ended()
         self.live.clear()
         self.state, self.info, self.stats = EngineState.ASLEEP, None, None
 

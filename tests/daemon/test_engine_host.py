@@ -308,7 +308,7 @@ async def test_an_engine_that_sleeps_has_no_process_until_it_is_woken(start_host
     engine = await start_host()
     pid = engine.host.pid
     slept: list[bool] = []
-    engine.host.on_slept = lambda: slept.append(True)
+    engine.host.on_ended = lambda: slept.append(True)
     engine.host.begin_nap()
     await engine.host.sleep()
     assert pid is not None

@@ -80,6 +80,7 @@ def test_a_signal_ends_an_idle_daemon_with_its_engine_and_sockets(start_daemon: 
     assert daemon.stop(signal.SIGINT) == 0
     assert not engine.is_running()
     assert [path.name for path in daemon.endpoints.directory.iterdir()] == ["pagedd.lock"]
+    assert "crash report" not in daemon.log
 
 
 def test_a_signal_during_the_load_ends_the_daemon_at_once(start_daemon: StartDaemon) -> None:
