@@ -44,14 +44,13 @@ def analyze(tmp_path: Path, *arguments: str, unit: str = "pagedd.service", is_fo
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     for source in (ROOT / "systemd" / unit, ROOT / "systemd" / "pagedd.socket", ROOT / "systemd" / "pagedd.service"):
-        # The program has to exist for it. The folder's units come first, so that a user's is not overwritten.
-        if not (tmp_path / source.name).exists():
-            (tmp_path / source.name).write_text(source.read_text().replace("/opt/pagedd/bin/pagedd", "/bin/true"))
+        # The program has to exist for it.
+        (tmp_path / source.name).write_text(source.read_text().replace("/opt/pagedd/bin/pagedd", "/bin/true"))
     if is_for_gpu:
         (tmp_path / "pagedd.service.d").mkdir()
         shutil.copy(ROOT / "systemd" / "gpu.conf", tmp_path / "pagedd.service.d")
     said = subprocess.run(
-        ["systemd-analyze", *arguments, str(tmp_path / Path(unit).name)],
+        ["systemd-analyze", *arguments, str(tmp_path / unit)],
         capture_output=True,
         text=True,
         env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
@@ -66,7 +65,7 @@ def test_systemd_finds_no_fault_in_a_unit(tmp_path: Path, unit: str) -> None:
 
 
 def test_systemd_finds_no_fault_in_the_users_unit(tmp_path: Path) -> None:
-    analyze(tmp_path, "verify", "--user", unit="user/pagedd.service")
+    analyze(tmp_path, "verify", "--user", unit="pagedd-user.service")
 
 
 def test_systemd_finds_no_fault_in_the_unit_for_a_gpu(tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ def test_the_users_unit_gives_up_where_the_machines_does() -> None:
     def line(unit: str) -> str:
         return next(line for line in unit.splitlines() if line.startswith("RestartPreventExitStatus="))
 
-    assert line((ROOT / "systemd" / "user" / "pagedd.service").read_text()) == line(UNIT)
+    assert line((ROOT / "systemd" / "pagedd-user.service").read_text()) == line(UNIT)
 
 
 def test_install_below_a_destdir_touches_nothing_else_and_uninstall_removes_it(tmp_path: Path) -> None:
