@@ -3,7 +3,7 @@
 Owns subscribing, trying again ever more slowly once the daemon is gone, and giving way: while all cores of the machine
 are busy, about one frame a second is taken instead of four, for the picture is drawn at the expense of what it shows. A
 lower scheduling priority would not do: where it counts against other sessions at all, it delays the keys as well.
-Knows `pagedd.client` and no screen.
+A recording has every frame, however busy the machine is. Knows `pagedd.client` and no screen.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from pagedd.client.aio import AsyncClient
+from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText, StatsFrame
 from pagedd.tui.state import Link
@@ -35,9 +36,13 @@ class Source(Protocol):
 
     Attributes:
         name: shown beside the link's state; "" for a live daemon.
+        place: where a daemon is looked for; "" for what is no daemon.
+        gives_every_frame: also those that there is no time to draw; set while they are recorded.
     """
 
     name: str
+    place: str
+    gives_every_frame: bool
 
     def updates(self) -> AsyncIterator[Update]:
         """Frames, and a `Link` whenever there are none for a reason. Ends only when there will be no more."""
@@ -62,17 +67,26 @@ class LiveFeed:
     name = ""
 
     def __init__(self, runtime_dir: str | None = None) -> None:
+        self.gives_every_frame = False
+        self._runtime_dir = runtime_dir
         self._client = AsyncClient(runtime_dir, timeout_s=5.0)
+
+    @property
+    def place(self) -> str:
+        return str(client_endpoints(self._runtime_dir).stats)
 
     async def updates(self) -> AsyncIterator[Update]:
         delay_s = FIRST_RETRY_S
         while True:
+            every = self.gives_every_frame
             try:
-                async with contextlib.aclosing(self._client.watch_stats()) as frames:
+                async with contextlib.aclosing(self._client.watch_stats(every=every)) as frames:
                     async for frame in frames:
                         delay_s = FIRST_RETRY_S
                         yield frame
-                        if is_crowded(frame):
+                        if every != self.gives_every_frame:
+                            break
+                        if is_crowded(frame) and not every:
                             await asyncio.sleep(REST_S)
             except PageddError as error:
                 wait_s = delay_s * random.uniform(1 - _RETRY_JITTER, 1 + _RETRY_JITTER)

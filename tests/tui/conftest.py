@@ -30,8 +30,10 @@ class FakeSource:
     """
 
     name = ""
+    place = "/run/pagedd/stats.sock"
 
     def __init__(self, updates: Iterable[Update]) -> None:
+        self.gives_every_frame = False
         self._updates = list(updates)
         self._more: asyncio.Queue[Update] | None = None
         self.done: list[tuple[object, ...]] = []
