@@ -26,7 +26,7 @@ from pagedd.tui.session import Session
 from pagedd.tui.themes import Palette, make_palettes
 from pagedd.tui.widgets.painted import Painting
 
-_TICK_S = 0.5
+_TICK_S = 1.0
 _NOTICE_S = 6.0
 
 

@@ -18,7 +18,7 @@ ENDINGS_KEPT = 1000
 # Older than that, a picture says its age.
 STALE_S = 1.0
 # Older than that, it does not look alive any more. Longer than the rest between two frames on a crowded machine.
-GREY_S = 3.0
+GREY_S = 6.0
 # Counters (`…_total` in a frame's figures) whose speed is shown, under the name that it is shown by.
 RATES = {
     "output_tokens": "generation_tokens_total",

@@ -149,8 +149,8 @@ def test_the_header_says_what_is_served_and_whether_it_holds() -> None:
 
 def test_what_is_too_old_is_not_live_in_the_header() -> None:
     state = played(40)
-    assert text_of(header_line(state, Modes(), NOW_S + 4, 100, UNICODE)).endswith(" ○ 4.0 s old ")
-    assert text_of(header_line(state, Modes(source="demo"), NOW_S + 4, 100, UNICODE)).endswith(" ● 4.0 s old ")
+    assert text_of(header_line(state, Modes(), NOW_S + 9, 100, UNICODE)).endswith(" ○ 9.0 s old ")
+    assert text_of(header_line(state, Modes(source="demo"), NOW_S + 9, 100, UNICODE)).endswith(" ● 9.0 s old ")
 
 
 def test_a_daemon_that_is_loading_says_how_far() -> None:

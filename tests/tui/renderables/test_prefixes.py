@@ -82,13 +82,13 @@ def test_siblings_that_begin_alike_are_told_apart_where_they_differ() -> None:
     shown = branches([node(digest, text=text) for digest, text in texts.items()], (), UNICODE)
     common = {branch.node.digest: texts[branch.node.digest][: branch.num_common] for branch in shown}
     assert common == {"a": "user: Do you have ", "b": "user: Do you have ", "c": "user: ", "d": ""}
-    # 48 cells leave 28 for the words.
-    lines = {branch.node.digest: text_of(prefix_line(branch, 4096, 48, UNICODE))[2:30] for branch in shown}
+    # 48 cells leave 29 for the words.
+    lines = {branch.node.digest: text_of(prefix_line(branch, 4096, 48, UNICODE))[2:31] for branch in shown}
     assert lines == {
-        "a": "user: Do you…something for …",
-        "b": "user: Do you…anything about…",
-        "c": "user: Why does my laptop fo…",
-        "d": "You are the assistant       ",
+        "a": "user: Do you…something for a…",
+        "b": "user: Do you…anything about …",
+        "c": "user: Why does my laptop for…",
+        "d": "You are the assistant        ",
     }
 
 
