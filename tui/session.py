@@ -71,6 +71,8 @@ class Session:
         if (reason := nonsense(update)) is not None:
             self.state.lose(Link("lost", f"a frame that makes no sense: {reason}"))
             return True
+        self._learn_previews(update)
+        self.state.fill_in_previews(update)
         if self._recorder is not None:
             self._record(update)
         if self.is_paused:
@@ -79,7 +81,6 @@ class Session:
         if self._gives_way(update):
             return False
         self.state.take(update, self.clock())
-        self._learn_previews(update)
         return True
 
     def toggle_pause(self) -> None:

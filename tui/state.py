@@ -111,6 +111,13 @@ class State:
             self._take_requests(frame)
         self._take_events(frame.events)
 
+    def fill_in_previews(self, frame: StatsFrame) -> None:
+        """Puts the first words that are known into the frame's rows."""
+        live = {row.request_id for row in frame.requests}
+        self.previews = {request_id: text for request_id, text in self.previews.items() if request_id in live}
+        for row in frame.requests:
+            row.preview = row.preview or self.previews.get(row.request_id, "")
+
     def lose(self, link: Link) -> None:
         """The source is gone; what is on screen stays."""
         if self.link.state == "live" and self.frame is not None and link.state == "lost":
@@ -171,14 +178,11 @@ class State:
             key = row.request_id, row.index
             sequence = self._by_key.get(key) or Sequence(row)
             sequence.row = row
-            row.preview = row.preview or self.previews.get(row.request_id, "")
             sequence.tokens_per_s = sequence.rate.add(frame.time_s, row.num_output_tokens)
             sequence.timeline.take(row)
             by_key[key] = sequence
         self._by_key = by_key
         self.sequences = list(by_key.values())
-        live = {request_id for request_id, _ in by_key}
-        self.previews = {request_id: text for request_id, text in self.previews.items() if request_id in live}
         self._marks.follow(by_key, (key for key, sequence in by_key.items() if sequence.row.num_blocks))
         for key, sequence in by_key.items():
             sequence.mark = self._marks.get(key)

@@ -58,6 +58,20 @@ async def test_a_machine_with_room_is_drawn_frame_by_frame_while_it_is_recorded(
     assert drawn(session, clock, [engine.frame() for _ in range(4)]) == [1, 2, 3, 4]
 
 
+async def test_first_words_are_recorded_although_frames_lack_them(tmp_path: Path) -> None:
+    session = Session(FakeSource([]), clock=Clock())
+    session.start_recording(tmp_path / "all.pagetop")
+    (frame,) = crowded_frames(1)
+    for row in frame.requests:
+        row.preview = ""
+        session.state.previews[row.request_id] = "Tell me"
+    session.take(frame)
+    session.stop_recording()
+    (record,) = read(tmp_path / "all.pagetop")
+    assert isinstance(record.message, StatsFrame)
+    assert [row.preview for row in record.message.requests] == ["Tell me"] * len(frame.requests)
+
+
 async def test_a_paused_picture_is_recorded_on_and_knows_that_the_daemon_is_back(tmp_path: Path) -> None:
     clock, frames = Clock(), crowded_frames(6)
     session = Session(FakeSource([]), clock=clock)

@@ -131,8 +131,9 @@ def test_first_words_that_are_learned_later_come_into_the_rows() -> None:
     row = msgspec.structs.replace(FakeEngine().frame().requests[0], request_id="r1", preview="")
     state.previews["r1"] = "Hello"
     state.previews["gone"] = "Bye"
-    state.take(frame(requests=[row]), NOW_S)
-    assert state.sequences[0].row.preview == "Hello"
+    with_row = frame(requests=[row])
+    state.fill_in_previews(with_row)
+    assert with_row.requests[0].preview == "Hello"
     assert state.previews == {"r1": "Hello"}
 
 

@@ -66,9 +66,16 @@ def figure_lines(
         [("first token ", "dim"), (numbers.milliseconds(row.first_token_s, missing).strip(), "")],
         [("blocks " if is_live else "held blocks ", "dim"), (str(row.num_blocks), "")],
         [("wasted slots ", "dim"), (missing if wasted is None else str(wasted), "")],
-        [("preempted ", "dim"), (f"{row.num_preemptions} times", "warn" if row.num_preemptions else "")],
+        [
+            ("preempted ", "dim"),
+            (_times(row.num_preemptions), "warn" if row.num_preemptions else ""),
+        ],
     ]
     return [cut(line, width) for line in wrap(parts, width, "   ")]
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _mean_speed(sequence: Sequence) -> float | None:
@@ -104,7 +111,8 @@ def timeline_lines(sequence: Sequence, width: int, glyphs: Glyphs) -> list[Line]
     for state, (glyph, role) in looks.items():
         seconds = timeline.seconds(state)
         if any(phase.state == state for phase in timeline.phases):
-            chunks = f" in {timeline.num_chunks()} chunks" if state == "prefill" else ""
+            num_chunks = timeline.num_chunks()
+            chunks = f" in {num_chunks} chunk{'s' * (num_chunks != 1)}" if state == "prefill" else ""
             parts.append(
                 [
                     (f"{glyph} ", role),

@@ -110,10 +110,10 @@ class Prefixes(View):
         num_blocks, total = self._answer.num_blocks, self.state.figure("num_blocks")
         share = num_blocks / total if total else None
         line = [
+            (numbers.percent(share, self.glyphs.missing).strip(), "strong"),
+            (" of the pool: ", "dim"),
             (numbers.count(num_blocks, 0), "strong"),
-            (" blocks hold indexed prefixes,", "dim"),
-            (numbers.percent(share, self.glyphs.missing), "strong"),
-            (" of the pool", "dim"),
+            (" blocks hold indexed prefixes", "dim"),
         ]
         if self._answer.is_cut:
             line.append((f"; the {len(self._answer.nodes)} used most recently are shown", "dim"))

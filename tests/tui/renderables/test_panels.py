@@ -125,6 +125,17 @@ def test_figures_are_wrapped_whole() -> None:
         assert "of prompt tokens" in " ".join(lines)
 
 
+def test_no_width_cuts_a_percentage_in_two() -> None:
+    state = played(40)
+    for width in range(36, 130):
+        bar = text_of(cache_bar(state, width, UNICODE)).rstrip()
+        assert bar.endswith(" 30 %"), (width, bar)
+        assert bar.count(" %") == 3, (width, bar)
+        assert width_of(cache_bar(state, width, UNICODE)) <= width
+        figures = " ".join(texts(cache_figures(state, width, UNICODE)))
+        assert figures.count(" %") == 4, (width, figures)
+
+
 def test_rows_on_one_line_never_pass_its_end() -> None:
     state = played(40)
     for width in range(30, 120):
