@@ -20,7 +20,7 @@ PICTURES = {
     "pagetop-overview": ((126, 40), ("down", "down")),
     "pagetop-blocks": ((126, 24), ("2", "tab", "down")),
 }
-_UNTIL_S = 10.5
+_UNTIL_S = 14.1
 _SETTLE_S = 0.4
 
 

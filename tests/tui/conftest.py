@@ -84,7 +84,7 @@ class FakeSource:
 class FrozenReplay(Replay):
     """The demo up to a moment, all at once."""
 
-    def __init__(self, path: Path = DEMO, until_s: float = 20.0) -> None:
+    def __init__(self, path: Path = DEMO, until_s: float = 26.4) -> None:
         super().__init__(path, name="")
         self._until_s = until_s
 
