@@ -40,13 +40,16 @@ class Source(Protocol):
 
     Attributes:
         name: shown beside the link's state; "" for a live daemon.
-        place: where a daemon is looked for; "" for what is no daemon.
         gives_every_frame: also those that there is no time to draw; set while they are recorded.
     """
 
     name: str
-    place: str
     gives_every_frame: bool
+
+    @property
+    def place(self) -> str:
+        """Where a daemon is looked for; "" for what is no daemon."""
+        ...
 
     def updates(self) -> AsyncIterator[Update]:
         """Frames, and a `Link` whenever there are none for a reason. Ends only when there will be no more."""
