@@ -99,7 +99,11 @@ class LiveFeed:
 
     @property
     def place(self) -> str:
-        return str(client_endpoints(self._runtime_dir).stats)
+        try:
+            return str(client_endpoints(self._runtime_dir).stats)
+        except PageddError:
+            # Why there can be none comes with the link's state.
+            return str(self._runtime_dir)
 
     async def updates(self) -> AsyncIterator[Update]:
         delay_s, pace = FIRST_RETRY_S, Pace()

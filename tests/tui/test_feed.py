@@ -105,6 +105,15 @@ def test_only_a_machine_without_an_idle_core_is_given_way_to(cpu_percent: float 
     assert feed.is_crowded(frame) is is_crowded
 
 
+async def test_a_place_that_can_be_no_socket_is_lost_with_the_reason() -> None:
+    live = LiveFeed("/tmp/" + "x" * 200)
+    assert live.place.startswith("/tmp/xxx")
+    lost = await anext(live.updates())
+    assert isinstance(lost, Link)
+    assert "limit 107" in lost.error
+    await live.close()
+
+
 def test_a_frame_without_a_machine_is_no_reason_to_give_way() -> None:
     frame = FakeEngine().frame()
     frame.machine = None

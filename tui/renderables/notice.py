@@ -19,7 +19,7 @@ class Notice:
     role: str = "accent"
 
 
-def age_notice(state: State, age_s: float, glyphs: Glyphs) -> Notice:
+def age_notice(state: State, age_s: float) -> Notice:
     """Why the picture is grey; `age_s` is how old it is."""
     age = numbers.duration(age_s)
     if state.link.state == "lost":

@@ -149,7 +149,7 @@ class View(Screen[None]):
         self.query_one(Header).show_state(session.state, session.modes, now_s)
         notice = self.watching.notice
         if notice is None and session.is_stale and self.state.frame is not None:
-            notice = age_notice(self.state, self.state.age_s(now_s), self.glyphs)
+            notice = age_notice(self.state, self.state.age_s(now_s))
         if self.query_one(KeyBar).show_hints(self.hints(), notice):
             self.call_after_refresh(self.show)
 
