@@ -444,6 +444,15 @@ async def test_an_empty_pool_leaves_the_room_to_the_requests() -> None:
         assert "block 19999" in screen_text(app), "zoomed in, every block has its cell"
 
 
+async def test_a_map_of_runs_takes_no_row_that_it_leaves_empty() -> None:
+    app = make_app(make_source())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settled(pilot)
+        block_map = app.screen.query_one(BlockMap)
+        assert block_map.grid.per_cell == 2
+        assert block_map.size.height == block_map.grid.num_rows
+
+
 async def test_a_filter_is_typed_kept_and_dropped() -> None:
     app = make_app(make_source())
     async with app.run_test(size=(160, 48)) as pilot:

@@ -25,7 +25,7 @@ def absent_lines(link: Link, place: str, width: int, glyphs: Glyphs) -> list[Lin
     lines: list[Line] = [[], [(f"{_MARGIN}No daemon to watch", "strong"), (", retrying", "dim")], []]
     room = max(10, width - 2 * len(_MARGIN))
     lines += [[(_MARGIN, ""), (text, "bad")] for text in wrap_words(printable(link.error), room)]
-    if place and place not in link.error:
+    if place not in link.error:
         lines.append([(f"{_MARGIN}socket: ", "dim"), (printable(place), "")])
     lines.append([])
     for label, command, meaning in WAYS:

@@ -23,7 +23,7 @@ def age_notice(state: State, age_s: float) -> Notice:
     """Why the picture is grey; `age_s` is how old it is."""
     age = numbers.duration(age_s)
     if state.link.state == "lost":
-        return Notice(f"disconnected, retrying: {state.link.error}. All above is {age} old", "bad")
+        return Notice(f"disconnected, retrying: all above is {age} old. {state.link.error}", "bad")
     if state.is_held:
         reason = state.frame.detail if state.frame is not None else ""
         return Notice(f"{reason}. Blocks and requests are those of before it", "bad")

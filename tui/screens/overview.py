@@ -127,9 +127,8 @@ class Overview(ActingView):
         has_words = height >= 20
         top = (8 if height >= VERY_TALL else 6) if self.query_one("#top").display else 3
         rest = height - 2 - top - frames - num_figures - has_words
-        num_rows = BlockMap.rows_wanted(self.state.pool, inside)
         for_requests = max(_LEAST_REQUESTS if height >= 16 else 3, rest * 2 // 5)
-        map_height = max(1, min(num_rows or 1, rest - for_requests))
+        map_height = max(1, BlockMap.rows_of(self.state.pool, inside, max(1, rest - for_requests)))
         self.query_one("#figures").styles.height = num_figures
         self.query_one(BlockMap).styles.height = map_height
         self.query_one(BlockWords).display = has_words

@@ -89,11 +89,11 @@ class BlockMap(Painted, can_focus=True):
         return range(start, min(self.grid.num_blocks, start + self.grid.per_cell))
 
     @staticmethod
-    def rows_wanted(pool: Pool, width: int) -> int:
-        """How many rows show the pool with a cell a block, as far as it was ever in use."""
+    def rows_of(pool: Pool, width: int, height: int) -> int:
+        """How many of at most `height` rows it takes to show the pool, as far as it was ever in use."""
         in_sight = blocks_in_sight(pool.num_blocks, pool.extent)
-        num_columns = Grid.fit(1, width, 1).num_columns
-        return ceil(in_sight / num_columns) + (in_sight < pool.num_blocks)
+        has_rest = in_sight < pool.num_blocks and height >= _LEAST_ROWS_WITH_REST
+        return Grid.fit(in_sight, width, height - has_rest).num_rows + has_rest
 
     def show(self, pool: Pool, lit: Collection[int]) -> None:
         """Draws what the pool's newest frame changed, and lights the blocks of `lit`."""
