@@ -158,6 +158,9 @@ class Session:
     async def _ask_previews(self) -> None:
         try:
             self.state.previews |= await self.source.previews()
+            # On a crowded machine the next frame may be seconds away.
+            if self.state.frame is not None:
+                self.state.fill_in_previews(self.state.frame)
         except PageddError:
             # The link's own state says so; a request without its words is still shown.
             return

@@ -1,5 +1,6 @@
 """What is recorded, and what is drawn of it, while there is no time for both."""
 
+import asyncio
 from pathlib import Path
 
 from pagedd.bench.frames import FakeEngine
@@ -70,6 +71,23 @@ async def test_first_words_are_recorded_although_frames_lack_them(tmp_path: Path
     (record,) = read(tmp_path / "all.pagetop")
     assert isinstance(record.message, StatsFrame)
     assert [row.preview for row in record.message.requests] == ["Tell me"] * len(frame.requests)
+
+
+async def test_first_words_do_not_wait_for_the_next_frame() -> None:
+    source = FakeSource([])
+    (frame,) = crowded_frames(1)
+    request_id = frame.requests[0].request_id
+    frame.requests[0].preview = ""
+
+    async def previews() -> dict[str, str]:
+        return {request_id: "Tell me"}
+
+    source.previews = previews  # type: ignore[method-assign]
+    session = Session(source, clock=Clock())
+    session.take(frame)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert session.state.sequences[0].row.preview == "Tell me"
 
 
 async def test_a_paused_picture_is_recorded_on_and_knows_that_the_daemon_is_back(tmp_path: Path) -> None:
