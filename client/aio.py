@@ -47,12 +47,15 @@ from pagedd.client.protocol import (
     Prefixes,
     RequestText,
     SetPriority,
+    Sleep,
     Stats,
     StatsFrame,
     UsageReport,
+    Wake,
 )
 
 _LINGER_MS = 500
+_PICTURES_BEHIND = 64
 
 _Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, UsageReport)
 
@@ -159,18 +162,20 @@ class AsyncClient:
         connection = await self._requests()
         return (await self._ask(connection, GetStats(id=next(self._ids), blocks=blocks), Stats)).frame
 
-    async def watch_stats(self) -> AsyncGenerator[StatsFrame, None]:
+    async def watch_stats(self, *, every: bool = False) -> AsyncGenerator[StatsFrame, None]:
         """Pictures as the daemon publishes them. A slow reader misses some and always gets the newest.
 
+        With `every` it gets all of them, as long as it is not more than a quarter of a minute behind.
         Raises `PageddError("daemon_unreachable")` when the daemon goes.
         """
         # CONFLATE keeps one message, so a reader that sleeps never sees an old one.
-        options: dict[int, int | bytes] = {zmq.CONFLATE: 1, zmq.SUBSCRIBE: b""}
+        kept = (zmq.RCVHWM, _PICTURES_BEHIND) if every else (zmq.CONFLATE, 1)
+        options: dict[int, int | bytes] = {kept[0]: kept[1], zmq.SUBSCRIBE: b""}
         link = await self._open_link(zmq.SUB, client_endpoints(self._runtime_dir).stats, options)
         try:
             while True:
-                *_, newest = await link.receive()
-                yield _decoded(protocol.decode_stats, newest[0])
+                for frames in (await link.receive())[0 if every else -1 :]:
+                    yield _decoded(protocol.decode_stats, frames[0])
         finally:
             link.close()
 
@@ -229,10 +234,24 @@ class AsyncClient:
         message = SetPriority(id=next(self._ids), target=request_id, priority=priority)
         await self._ask(await self._admin(), message, Ok)
 
-    async def _ask(self, connection: "_Connection", question: ClientMessage, kind: type[_Answer]) -> _Answer:
+    async def sleep(self) -> None:
+        """Give the device back: the engine's process ends when its requests have, and the next request wakes it.
+
+        Through the admin socket. Raises `PageddError("forbidden")`.
+        """
+        await self._ask(await self._admin(), Sleep(id=next(self._ids)), Ok, waits=True)
+
+    async def wake(self) -> None:
+        """Have the engine load now instead of at the next request. Raises like `sleep`."""
+        await self._ask(await self._admin(), Wake(id=next(self._ids)), Ok)
+
+    async def _ask(
+        self, connection: "_Connection", question: ClientMessage, kind: type[_Answer], *, waits: bool = False
+    ) -> _Answer:
+        """`waits`: for as long as it takes, because what is asked for takes its time."""
         inbox = connection.post(question)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(None if waits else self._timeout_s):
                 answer = await inbox.get()
         except TimeoutError:
             raise PageddError(

@@ -102,6 +102,18 @@ class SetPriority(msgspec.Struct, tag="set_priority", kw_only=True):
     priority: int
 
 
+class Sleep(msgspec.Struct, tag="sleep", kw_only=True):
+    """Admin socket only: end the engine process once its requests have ended; `Ok` when it is gone."""
+
+    id: str
+
+
+class Wake(msgspec.Struct, tag="wake", kw_only=True):
+    """Admin socket only: start the engine process again, as the next request would; `Ok` at once."""
+
+    id: str
+
+
 class GetStats(msgspec.Struct, tag="get_stats", kw_only=True):
     """Ask for one `StatsFrame`; `blocks` adds the block map and every block table. Only here rows have a `preview`."""
 
@@ -148,7 +160,19 @@ class Ping(msgspec.Struct, tag="ping", kw_only=True):
 
 
 ClientMessage = (
-    Generate | Chat | Cancel | SetPriority | GetStats | GetBlock | GetPrefixes | EvictPrefix | GetText | GetUsage | Ping
+    Generate
+    | Chat
+    | Cancel
+    | SetPriority
+    | Sleep
+    | Wake
+    | GetStats
+    | GetBlock
+    | GetPrefixes
+    | EvictPrefix
+    | GetText
+    | GetUsage
+    | Ping
 )
 
 
@@ -458,7 +482,7 @@ class Event(msgspec.Struct, kw_only=True):
     """Something that happened. `seq` grows by one with each, from 1 at the daemon's start; `time_s` is Unix time.
 
     Attributes:
-        kind: preemption, eviction (a burst of them), refusal, cancel, engine, model.
+        kind: preemption, eviction (a burst of them), refusal, cancel, priority, engine, model.
         reason: what and why, for people, with the numbers; never what a caller wrote.
         request_id: whom it befell, when it was one request.
     """
@@ -468,6 +492,13 @@ class Event(msgspec.Struct, kw_only=True):
     kind: str
     reason: str
     request_id: str = ""
+
+
+class Ending(msgspec.Struct, kw_only=True):
+    """How a request ended. `outcome` is the finish reason of its last choice (`stop`, `length`, `abort`), or a code."""
+
+    request_id: str
+    outcome: str
 
 
 class StatsFrame(msgspec.Struct, kw_only=True):
@@ -482,6 +513,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.
         seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
+        endings: of the requests that ended last, the newest at the end, at most 32.
     """
 
     version: str
@@ -499,6 +531,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     machine: Machine | None = None
     events: list[Event] = []
     seq: int = 0
+    endings: list[Ending] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
