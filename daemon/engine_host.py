@@ -22,6 +22,7 @@ from typing import TypeVar
 from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
 from pagedd.daemon.engine_link import (
+    CLOSE_LIMIT_S,
     Abort,
     Add,
     Answer,
@@ -228,7 +229,9 @@ class EngineHost:
             return
         if is_serving and self._socket is not None:
             self._socket.send(Exit())
-            await asyncio.wait([self._supervisor], timeout=_EXIT_TIMEOUT_S)
+            has_disk_tier = self._config is not None and self._config.kv_disk_gib > 0
+            limit_s = _EXIT_TIMEOUT_S + (CLOSE_LIMIT_S if has_disk_tier else 0.0)
+            await asyncio.wait([self._supervisor], timeout=limit_s)
         self._kill()
         await self._supervisor
 

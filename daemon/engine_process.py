@@ -9,6 +9,7 @@ device memory back by ending. `engine_host.py` starts and watches it; `engine_li
 import argparse
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import zmq
 
 from pagedd.daemon import logs
 from pagedd.daemon.engine_link import (
+    CLOSE_LIMIT_S,
     Abort,
     Add,
     Answer,
@@ -81,7 +83,11 @@ class EngineLike(Protocol):
     def block(self, index: int) -> BlockInfo | None: ...
     def prefixes(self, limit: int) -> PrefixTree: ...
     def evict_prefix(self, digest: bytes) -> tuple[int, int] | None: ...
-    def check_when_idle(self) -> None: ...
+    def after_step(self) -> None: ...
+    @property
+    def idle_work_due_s(self) -> float | None: ...
+    def check_when_idle(self) -> bool: ...
+    def close(self, limit_s: float) -> None: ...
 
 
 # Settings and a progress callback to an engine and what it chose.
@@ -138,16 +144,17 @@ def serve(link: Link, engine: EngineLike) -> None:
         if engine.has_work:
             outputs = engine.step()
             link.send(StepDone(outputs=outputs, stats=engine.stats(), preemptions=engine.preemptions))
-        if not engine.has_work:
-            engine.check_when_idle()
+            engine.after_step()
+        if not engine.has_work and engine.check_when_idle():
+            link.send(StepDone(outputs=[], stats=engine.stats()))
 
 
 def obey(link: Link, engine: EngineLike) -> bool:
     """Carries out every command that has arrived, so that an abort counts before the next step.
 
-    Waits for one when there is no work. False: told to exit.
+    Waits for one when there is no work, until there is some that is for idle times. False: told to exit.
     """
-    message = link.receive(timeout_ms=0 if engine.has_work else -1)
+    message = link.receive(timeout_ms=0 if engine.has_work else _patience_ms(engine))
     changed = False
     while message is not None:
         if isinstance(message, Exit):
@@ -158,6 +165,12 @@ def obey(link: Link, engine: EngineLike) -> bool:
         # No step will tell the front that an abort gave blocks back.
         link.send(StepDone(outputs=[], stats=engine.stats()))
     return True
+
+
+def _patience_ms(engine: EngineLike) -> int:
+    """-1 is for ever."""
+    due_s = engine.idle_work_due_s
+    return -1 if due_s is None else math.ceil(1000 * due_s)
 
 
 def _carry_out(message: ToEngine, link: Link, engine: EngineLike) -> bool:
@@ -244,6 +257,7 @@ def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -
     link.send(Ready(info=info, stats=engine.stats()))
     try:
         serve(link, engine)
+        engine.close(CLOSE_LIMIT_S)
     except LinkLost:
         log.warning("the front closed the link; the engine ends")
     except Exception:

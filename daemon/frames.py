@@ -111,12 +111,17 @@ class Frames:
 
 
 def figures(stats: EngineStats) -> dict[str, float | None]:
-    """Every number of `EngineStats` under its own name; `step_seconds` as one `step_seconds_PART` a part."""
+    """Every number of `EngineStats` under its own name.
+
+    `step_seconds` is one `step_seconds_PART` a part, `kv_tiers` a `kv_tier_TIER_NAME` for each number of a tier.
+    """
     named: dict[str, float | None] = {
-        item.name: getattr(stats, item.name) for item in fields(stats) if item.name != "step_seconds"
+        item.name: getattr(stats, item.name) for item in fields(stats) if item.name not in ("step_seconds", "kv_tiers")
     }
     named.update({name: getattr(stats, name) for name in _DERIVED})
     named.update({f"step_seconds_{part}": seconds for part, seconds in stats.step_seconds.items()})
+    for tier, numbers in stats.kv_tiers.items():
+        named.update({f"kv_tier_{tier}_{item.name}": getattr(numbers, item.name) for item in fields(numbers)})
     return named
 
 

@@ -31,6 +31,7 @@ from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_process import resolve_in_child
+from pagedd.daemon.models import cache_directory
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.daemon.runtime_dir import RuntimeLock
@@ -120,7 +121,8 @@ class Daemon:
             folder = await resolve_in_child(self._config.model, self._report)
             prepared = load_prepared(folder)
             log.info("loading %s from %s", prepared.name, prepared.weights)
-            config = self._config.to_engine_config(prepared.weights)
+            kept_in = str(cache_directory() / "kv")
+            config = replace(self._config.to_engine_config(prepared.weights), kv_disk_directory=kept_in)
             if (freest := await asyncio.to_thread(freest_device, config.device, load_nvml())) is not None:
                 config = replace(config, device=freest)
             self._host.load(config)

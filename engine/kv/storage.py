@@ -5,17 +5,23 @@ Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel 
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy
 from pagedd.engine.model.config import ModelConfig
 from pagedd.kernels.kv_form import KVForm
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 
 log = logging.getLogger(__name__)
+
+# Raised whenever the bytes of a block come to mean something else, or are computed in another way: blocks on the disk
+# outlive the program that wrote them.
+LAYOUT_VERSION = 1
 
 
 class KVStorage:
@@ -43,6 +49,8 @@ class KVStorage:
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
             ) from error
         self._layers = self._data.unbind(0)
+        # [num_layers * 2, num_blocks, bytes of one block in one plane]
+        self._planes = self._data.view(torch.uint8).view(config.num_layers * 2, num_blocks, -1)
         self._head_dim = config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -75,6 +83,27 @@ class KVStorage:
         sources, destinations = torch.tensor(pairs, device=self._data.device).unbind(1)
         for layer in self._layers:  # one layer at a time: the copy passes through a temporary
             layer[:, destinations] = layer[:, sources]
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block as it is read and written: all layers, keys and values, in the order of the planes."""
+        return self._planes.shape[0] * self._planes.shape[2]
+
+    def read_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies whole blocks to host memory of `block_bytes` each.
+
+        On a GPU in the current stream, and without waiting if the memory is pinned.
+        """
+        for block_id, memory in copies:
+            self._as_planes(memory).copy_(self._planes[:, block_id], non_blocking=True)
+
+    def write_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """The reverse of `read_blocks`."""
+        for block_id, memory in copies:
+            self._planes[:, block_id].copy_(self._as_planes(memory), non_blocking=True)
+
+    def _as_planes(self, memory: BlockBytes) -> torch.Tensor:
+        return torch.frombuffer(memory, dtype=torch.uint8).view(self._planes.shape[0], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +158,21 @@ def pool_of(num_blocks: int, bytes_per_block: int, block_size: int, max_model_le
     """The figures of a pool of exactly so many blocks."""
     blocks_per_request = -(-max_model_len // block_size)
     return PoolSize(num_blocks, num_blocks * block_size, num_blocks * bytes_per_block, num_blocks / blocks_per_request)
+
+
+def host_memory(num_bytes: int, device: torch.device) -> memoryview:
+    """Memory of the host, pinned where `device` is a GPU. Not cleared: a page costs nothing until it is first written.
+
+    Raises:
+        EngineError: `no_kv_memory` when the host cannot give so much.
+    """
+    try:
+        memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    except RuntimeError as error:
+        raise EngineError(
+            "no_kv_memory", f"kv_host_gib needs {_gib(num_bytes)}, and the host cannot give them; lower it"
+        ) from error
+    return memoryview(memory.numpy())
 
 
 def free_bytes(device: torch.device) -> int:
