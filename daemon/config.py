@@ -96,6 +96,9 @@ class DaemonConfig:
         minimum=0,
         maximum=1 << 20,
     )
+    kv_disk_directory: Path | None = setting(  # noqa: RUF009 (a dataclass field, made once for each)
+        None, "Where they are, for one daemon at a time.", none_means="kv beside the cached models"
+    )
     # Scheduling
     max_num_seqs: int = setting(32, "Seats: sequences that run at once.", minimum=1, maximum=4096)
     max_num_batched_tokens: int | None = setting(

@@ -121,8 +121,8 @@ class Daemon:
             folder = await resolve_in_child(self._config.model, self._report)
             prepared = load_prepared(folder)
             log.info("loading %s from %s", prepared.name, prepared.weights)
-            kept_in = str(cache_directory() / "kv")
-            config = replace(self._config.to_engine_config(prepared.weights), kv_disk_directory=kept_in)
+            kv_directory = self._config.kv_disk_directory or cache_directory() / "kv"
+            config = replace(self._config.to_engine_config(prepared.weights), kv_disk_directory=str(kv_directory))
             if (freest := await asyncio.to_thread(freest_device, config.device, load_nvml())) is not None:
                 config = replace(config, device=freest)
             self._host.load(config)

@@ -187,9 +187,10 @@ class BlockManager:
     def distrust(self, sequence: Sequence) -> None:
         """Takes what `sequence` computed out of the index: its numbers are broken, and nobody may begin with them.
 
-        What it began with may have come from a tier, and goes from there too.
+        With tiers, what it began with may have come from one, and goes as well.
         """
-        for block_id in sequence.block_table[(sequence.num_cached_tokens or 0) // self.block_size :]:
+        num_trusted = 0 if self.tiers is not None else (sequence.num_cached_tokens or 0) // self.block_size
+        for block_id in sequence.block_table[num_trusted:]:
             self.prefix_cache.forget(block_id)
         if self.tiers is not None and sequence.num_tokens >= self.block_size:
             root = self.prefix_cache.root_key(sequence.request.cache_extras)

@@ -56,7 +56,8 @@ class DiskTier:
 
     @property
     def max_blocks(self) -> int:
-        return self.figures.max_bytes // self.form.block_bytes
+        """That it has room for."""
+        return self.form.max_blocks(self.figures.max_bytes)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
@@ -88,10 +89,11 @@ class DiskTier:
                 os.utime(path)
 
     def write(self, blocks: Sequence[tuple[StoredBlock, BlockBytes]]) -> bool:
-        """Writes a file of them, in place of the least recently used; False when the disk would not take it."""
+        """Writes a file of them, at most `max_blocks`, in place of the least recently used.
+
+        False when the disk would not take it.
+        """
         num_bytes = self.form.file_bytes(len(blocks))
-        if num_bytes > self.figures.max_bytes:
-            return False
         started = time.perf_counter()
         self._make_room(num_bytes)
         try:
