@@ -14,7 +14,6 @@ them in host memory; then the daemon is stopped and started again, and finds the
 
 import argparse
 import asyncio
-import os
 import random
 import re
 import tempfile
@@ -124,9 +123,8 @@ def main() -> None:
     model = args.model or str(pull_model(DEFAULT_MODEL.name, report=print))
     num_blocks = (2 * args.tokens + args.tokens // 2) // BLOCK_SIZE
     flags = ["--model", model, "--num-blocks", str(num_blocks), "--kv-cache-dtype", args.kv_cache_dtype]
-    flags += ["--kv-host-gib", "1", "--kv-disk-gib", "1"]
-    with tempfile.TemporaryDirectory(prefix="pagedd-bench-") as cache:
-        os.environ["CACHE_DIRECTORY"] = cache  # the daemon's, so that it finds nothing of others
+    with tempfile.TemporaryDirectory(prefix="pagedd-bench-") as directory:
+        flags += ["--kv-host-gib", "1", "--kv-disk-gib", "1", "--kv-disk-directory", directory]
         rows, figures = asyncio.run(measure(flags, args.n, args.tokens))
     settings = {"n": args.n, "tokens": args.tokens, "kv_cache_dtype": args.kv_cache_dtype}
     print_report("tiers", rows, settings | figures | {"rows": rows}, output=args.output)

@@ -92,15 +92,24 @@ class KVStorage:
     def read_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copies whole blocks to host memory of `block_bytes` each.
 
-        On a GPU in the current stream, and without waiting if the memory is pinned.
+        On a GPU in the current stream, and without waiting if the memory is pinned. On a CPU by numpy: torch would share
+        each of these small copies among its threads, and wait for them.
         """
         for block_id, memory in copies:
-            self._as_planes(memory).copy_(self._planes[:, block_id], non_blocking=True)
+            to, source = self._as_planes(memory), self._planes[:, block_id]
+            if source.is_cpu:
+                to.numpy()[:] = source.numpy()
+            else:
+                to.copy_(source, non_blocking=True)
 
     def write_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """The reverse of `read_blocks`."""
         for block_id, memory in copies:
-            self._planes[:, block_id].copy_(self._as_planes(memory), non_blocking=True)
+            to, source = self._planes[:, block_id], self._as_planes(memory)
+            if to.is_cpu:
+                to.numpy()[:] = source.numpy()
+            else:
+                to.copy_(source, non_blocking=True)
 
     def _as_planes(self, memory: BlockBytes) -> torch.Tensor:
         return torch.frombuffer(memory, dtype=torch.uint8).view(self._planes.shape[0], -1)
