@@ -25,7 +25,7 @@ class BlockTransfers:
         self._side: torch.cuda.Stream | None = None
         self._is_side_busy = False
         if storage.data.device.type == "cuda":
-            self._side = torch.cuda.Stream(storage.data.device)
+            self._side = torch.cuda.Stream(storage.data.device)  # type: ignore[no-untyped-call]
             self._step_has_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._timings: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, RunningAverage]] = deque()
 
@@ -85,6 +85,6 @@ class BlockTransfers:
 
     def _take_timings(self) -> None:
         """Of the copies that are done by now."""
-        while self._timings and self._timings[0][1].query():
+        while self._timings and self._timings[0][1].query():  # type: ignore[no-untyped-call]
             begin, end, count, average = self._timings.popleft()
             average.note(count, begin.elapsed_time(end) / 1000)

@@ -92,8 +92,8 @@ class KVStorage:
     def read_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copies whole blocks to host memory of `block_bytes` each.
 
-        On a GPU in the current stream, and without waiting if the memory is pinned. On a CPU by numpy: torch would share
-        each of these small copies among its threads, and wait for them.
+        On a GPU in the current stream, and without waiting if the memory is pinned. On a CPU by numpy: torch would
+        share each of these small copies among its threads, and wait for them.
         """
         for block_id, memory in copies:
             to, source = self._as_planes(memory), self._planes[:, block_id]
@@ -181,7 +181,7 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
         raise EngineError(
             "no_kv_memory", f"kv_host_gib needs {_gib(num_bytes)}, and the host cannot give them; lower it"
         ) from error
-    return memoryview(memory.numpy())
+    return memory.numpy().data
 
 
 def free_bytes(device: torch.device) -> int:

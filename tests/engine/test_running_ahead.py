@@ -56,12 +56,17 @@ class LateRunner(TokenRunner):
         self._drawn: dict[Sequence, int] = {}
 
     def launch(self, step: Step) -> LaunchedStep:
-        items = [self._told(item) for item in step.scheduled]
-        launched = Launched(self, items, list(step.block_copies), list(step.block_saves), list(step.block_loads))
-        for copies in (step.block_copies, step.block_saves, step.block_loads):
-            copies.clear()
+        launched = Launched(self, [self._told(item) for item in step.scheduled], [], [], [])
         launched.fault = self.launch_faults.pop() if self.launch_faults else None
         launched.has_failed = launched.fault is not None
+        if not launched.has_failed:
+            for told, copies in (
+                (launched.copies, step.block_copies),
+                (launched.saves, step.block_saves),
+                (launched.loads, step.block_loads),
+            ):
+                told += copies
+                copies.clear()
         self.on_its_way.append(launched)
         self.most_on_its_way = max(self.most_on_its_way, len(self.on_its_way))
         return launched
@@ -183,6 +188,8 @@ def test_answers_equal_those_of_an_engine_that_waits(seed: int, host_slots: int)
         ahead.add(name, prompt, max_tokens, priority=draw.choice([-50, 0, 50]), stop_token_ids=stops)
         wanted[name] = until_stop(prompt, max_tokens, stops)
         ahead.bench.now += draw.random()
+        if draw.random() < 0.1:
+            draw.choice([ahead.device.launch_faults, ahead.device.result_faults]).append(RuntimeError("kernel"))
         for _ in range(draw.randint(0, 3)):
             ahead.step()
         if draw.random() < 0.2:
