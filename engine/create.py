@@ -170,7 +170,10 @@ def create_runner(
 
 
 def _create_tiers(config: EngineConfig, runner: ModelRunner, info: EngineInfo) -> Tiers | None:
-    if not config.enable_prefix_caching or not (config.kv_host_gib or config.kv_disk_gib):
+    if not (config.kv_host_gib or config.kv_disk_gib):
+        return None
+    if not config.enable_prefix_caching:
+        log.warning("kv_host_gib and kv_disk_gib keep cached prefixes; without enable_prefix_caching there are none")
         return None
     directory = None if config.kv_disk_directory is None else Path(config.kv_disk_directory)
     identity = {"dtype": info.dtype, "weight_dtype": config.weight_dtype, "kernels": info.kernel_backend}

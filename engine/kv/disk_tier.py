@@ -48,10 +48,15 @@ class DiskTier:
         self._directory = directory
         self._places: dict[bytes, tuple[Segment, int]] = {}
         self._file_bytes: dict[Path, int] = {}  # least recently used first; those that are ignored as well
+        self._num_bytes = 0  # of all of them
         self._is_writable = True
-        for left_behind in directory.glob(f"*{UNFINISHED_SUFFIX}"):
-            left_behind.unlink()
-        self._read_index()
+        try:
+            for left_behind in directory.glob(f"*{UNFINISHED_SUFFIX}"):
+                left_behind.unlink()
+            self._read_index()
+        except OSError:
+            self.close()
+            raise
         self._make_room(0)
 
     @property
@@ -122,7 +127,7 @@ class DiskTier:
             self._remove(path)
 
     def stats(self) -> TierStats:
-        return replace(self.figures, num_blocks=len(self._places), num_bytes=sum(self._file_bytes.values()))
+        return replace(self.figures, num_blocks=len(self._places), num_bytes=self._num_bytes)
 
     def close(self) -> None:
         """Lets another process have the directory."""
@@ -134,7 +139,7 @@ class DiskTier:
         for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
             if path.suffix != SUFFIX:
                 continue
-            self._file_bytes[path] = status.st_size
+            self._count(path, status.st_size)
             try:
                 self._enter(read_segment(path, self.form))
             except UnusableSegment as error:
@@ -148,22 +153,24 @@ class DiskTier:
         log.info("KV blocks on the disk: %d of this model in %s", len(self._places), self._directory)
 
     def _enter(self, segment: Segment) -> None:
-        self._file_bytes[segment.path] = segment.num_bytes
+        self._count(segment.path, segment.num_bytes)
         self._places.update({block.key: (segment, index) for index, block in enumerate(segment.blocks)})
 
+    def _count(self, path: Path, num_bytes: int) -> None:
+        self._num_bytes += num_bytes - self._file_bytes.pop(path, 0)
+        self._file_bytes[path] = num_bytes
+
     def _make_room(self, num_bytes: int) -> None:
-        total = sum(self._file_bytes.values()) + num_bytes
-        for path, size in list(self._file_bytes.items()):
-            if total <= self.figures.max_bytes:
+        for path in list(self._file_bytes):
+            if self._num_bytes + num_bytes <= self.figures.max_bytes:
                 break
             num_blocks = len(self._places)
             self._remove(path)
             self.figures.evictions_total += num_blocks - len(self._places)
-            total -= size
 
     def _remove(self, path: Path) -> None:
         self._places = {key: place for key, place in self._places.items() if place[0].path != path}
-        del self._file_bytes[path]
+        self._num_bytes -= self._file_bytes.pop(path)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

@@ -51,3 +51,37 @@ def test_an_abort_without_a_step_after_it_is_told_once() -> None:
     serve(link, engine)  # type: ignore[arg-type]
     assert [message.outputs for message in link.sent if isinstance(message, StepDone)] == [[]]
     assert engine.checks == [0]
+
+
+class EngineWithIdleWork(FakeEngine):
+    """Has something to do 1.5 s after its last request, twice, and then never again."""
+
+    num_pieces = 2
+
+    @property
+    def idle_work_due_s(self) -> float | None:  # type: ignore[override]
+        return (1.5 if self.num_pieces == 2 else 0.0) if self.num_pieces else None
+
+    def check_when_idle(self) -> bool:
+        is_due = bool(self.num_pieces)
+        self.num_pieces -= is_due
+        return is_due
+
+
+class PatientLink(ScriptedLink):
+    """Nothing comes until somebody would wait for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(Exit())
+        self.waits_ms: list[int] = []
+
+    def receive(self, timeout_ms: int = -1) -> ToEngine | None:
+        self.waits_ms.append(timeout_ms)
+        return self.messages.pop(0) if timeout_ms == -1 else None
+
+
+def test_idle_work_is_done_when_it_is_due_told_and_then_nothing_wakes_the_loop() -> None:
+    link, engine = PatientLink(), EngineWithIdleWork()
+    serve(link, engine)  # type: ignore[arg-type]
+    assert link.waits_ms == [1500, 0, -1]
+    assert [type(message) for message in link.sent] == [StepDone, StepDone]

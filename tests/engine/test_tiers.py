@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pagedd.engine.engine import Engine
 from pagedd.engine.kv.disk_writer import IDLE_S, DiskWriter
+from pagedd.engine.request import Request
+from pagedd.engine.sampling_params import SamplingParams
 
 PROMPT = list(range(1, 14))  # 3 full blocks and one token
 OTHER = list(range(20, 44))
@@ -334,3 +337,26 @@ def test_a_disk_that_takes_nothing_is_not_tried_again_before_the_next_step(bench
 
 def _no_space(*arguments: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_an_engine_brings_its_blocks_to_the_disk_when_it_is_idle_and_before_it_ends(bench, tmp_path: Path) -> None:
+    b = bench(num_blocks=20, disk=tmp_path)
+    engine = Engine(b.runner, b.scheduler, clock=lambda: b.now)
+    assert engine.idle_work_due_s is None
+    engine.add(Request(request_id="a", prompt_token_ids=PROMPT, params=SamplingParams(max_tokens=1)))
+    while engine.has_work:
+        engine.step()
+        engine.after_step()
+    assert engine.idle_work_due_s == IDLE_S
+    assert not engine.check_when_idle()
+    b.now += IDLE_S
+    assert engine.check_when_idle()
+    assert engine.stats().kv_tiers["disk"].num_blocks == 3
+    assert not engine.check_when_idle()
+    assert engine.idle_work_due_s is None
+    engine.add(Request(request_id="b", prompt_token_ids=OTHER, params=SamplingParams(max_tokens=9)))
+    engine.step()
+    engine.after_step()
+    engine.close(60)
+    assert engine.stats().kv_tiers["disk"].num_blocks == 3 + 6
+    assert engine.stats().num_blocks_used == 0
