@@ -32,7 +32,7 @@ class TieredLife(EngineLife):
         budget=st.integers(1, 24),
         host_slots=st.sampled_from([0, 1, 3, 8, 40]),
         lookahead=st.integers(0, 6),
-        disk_blocks=st.sampled_from([0, 4, 7, 60]),
+        disk_blocks=st.sampled_from([0, 3, 5, 60]),
         weak_digest=st.booleans(),
         guesses=st.sampled_from([0, 3]),
     )
@@ -108,6 +108,7 @@ def test_whatever_happens_a_tier_never_gives_a_block_that_is_not_what_a_cold_eng
     lives = settings(max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
     TieredLife.happened.clear()
     run_state_machine_as_test(TieredLife, settings=lives)
-    kinds = ("preempt", "fork", "host promotions", "host evictions", "disk promotions", "disk evictions")
     happened = TieredLife.happened
-    assert all(happened[kind] > 10 for kind in (*kinds, "restart", "rest", "flip", "cut", "evict_a_prefix")), happened
+    often = ("preempt", "fork", "host promotions", "host evictions", "disk promotions", "restart", "rest")
+    assert all(happened[kind] > 30 for kind in often), happened
+    assert all(happened[kind] for kind in ("flip", "cut", "evict_a_prefix", "disk evictions")), happened
