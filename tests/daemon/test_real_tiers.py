@@ -13,8 +13,8 @@ from pagedd.client.sync import Client
 from .conftest import RunningDaemon, StartDaemon
 from .test_real_statistics import metrics
 
-PROMPT = [7 + 37 * i % 40_000 for i in range(300)]
-NUM_CACHED = 288  # 18 blocks of 16
+# What follows is so clear that no rounding, of a prompt computed in other pieces, decides it.
+PROMPT = " ".join(map(str, range(1, 101)))
 
 
 @pytest.fixture
@@ -28,13 +28,15 @@ def start(start_daemon: StartDaemon, tmp_path: Path):
     return start_one
 
 
-def ask(daemon: RunningDaemon) -> tuple[str, int]:
-    """The answer to `PROMPT`, and how many of its tokens were cached."""
+def ask(daemon: RunningDaemon) -> tuple[str, int, int]:
+    """The answer to `PROMPT`, how many blocks of 16 could have been cached, and how many were."""
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     status, text = daemon.request("POST", "/v1/completions", json.dumps(body))
     assert status == 200, text
     answer: Any = json.loads(text)
-    return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    usage = answer["usage"]
+    num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["text"], (usage["prompt_tokens"] - 1) // 16, num_cached // 16
 
 
 def files(folder: Path) -> list[Path]:
@@ -44,42 +46,43 @@ def files(folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_a_prefix_survives_a_restart_and_a_changed_byte_is_never_served(start, tmp_path: Path) -> None:
     first = start().wait_ready()
-    cold = ask(first)
-    assert cold[1] == 0
+    cold, num_full, num_cached = ask(first)
+    assert num_full > 6
+    assert num_cached == 0
     assert first.stop() == 0
     (path,) = files(tmp_path)
 
     second = start("--kv-host-gib", "0.1", run="second").wait_ready()
-    assert ask(second) == (cold[0], NUM_CACHED)
+    assert ask(second) == (cold, num_full, num_full)
     scraped = metrics(second)
-    assert scraped["pagedd:kv_tier_promotions_total/disk"] == NUM_CACHED / 16
+    assert scraped["pagedd:kv_tier_promotions_total/disk"] == num_full
     with Client(second.endpoints.directory) as client:
         figures = client.stats().figures
-    assert figures["kv_tier_disk_promotions_total"] == NUM_CACHED / 16
+    assert figures["kv_tier_disk_promotions_total"] == num_full
     assert figures["kv_tier_disk_read_bytes_total"] == scraped["pagedd:kv_tier_read_bytes_total/disk"]
     assert figures["kv_tier_host_num_blocks"] == figures["kv_tier_host_stored_total"]
     assert second.stop() == 0
 
-    block_bytes = int(figures["kv_tier_disk_read_bytes_total"]) // (NUM_CACHED // 16)
+    block_bytes = int(figures["kv_tier_disk_read_bytes_total"]) // num_full
     num_blocks = int(figures["kv_tier_disk_num_blocks"])
     data = bytearray(path.read_bytes())
     data[(5 - num_blocks) * block_bytes] ^= 1  # the first byte of the sixth: a prefix is written from its head
     path.write_bytes(data)
     third = start(run="third").wait_ready()
-    assert ask(third) == (cold[0], 5 * 16)
+    assert ask(third) == (cold, num_full, 5)
     assert third.log.count("the block is computed") == 1
     other_form = start("--kv-cache-dtype", "bf16", run="fourth").wait_ready()
     assert "another process uses" in other_form.log
-    assert ask(other_form)[1] == 0
+    assert ask(other_form)[2] == 0
 
 
 @pytest.mark.slow
 def test_an_idle_daemon_writes_once_and_rests_and_a_killed_one_loses_nothing_of_that(start, tmp_path: Path) -> None:
     daemon = start().wait_ready()
-    cold = ask(daemon)
+    cold, num_full, _ = ask(daemon)
     daemon.wait_until(lambda _: bool(files(tmp_path)))
     written = [path.stat().st_mtime_ns for path in files(tmp_path)]
-    daemon.wait_until(lambda daemon: metrics(daemon)["pagedd:kv_tier_blocks/disk"] >= 18)
+    daemon.wait_until(lambda daemon: metrics(daemon)["pagedd:kv_tier_blocks/disk"] >= num_full)
     (engine,) = engine_pids(daemon)
     before = cpu_ticks(engine)
     time.sleep(1.0)
@@ -90,7 +93,7 @@ def test_an_idle_daemon_writes_once_and_rests_and_a_killed_one_loses_nothing_of_
     (tmp_path / "0123456789abcdef.unfinished").write_bytes(b"half a file")
     again = start(run="again")
     again.wait_ready()
-    assert ask(again) == (cold[0], NUM_CACHED)
+    assert ask(again) == (cold, num_full, num_full)
     assert not list(tmp_path.glob("*.unfinished"))
 
 

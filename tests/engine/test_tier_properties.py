@@ -90,12 +90,12 @@ class TieredLife(EngineLife):
 
     def end(self) -> None:
         EngineLife.teardown(self)
-        for tier, stats in self.bench.tiers.stats().items():
-            self.happened[f"{tier} promotions"] += stats.promotions_total
-            self.happened[f"{tier} evictions"] += stats.evictions_total
         if self.bench.disk is not None:
             self.bench.write_to_disk()
             self.bench.disk.close()
+        for tier, stats in self.bench.tiers.stats().items():
+            self.happened[f"{tier} promotions"] += stats.promotions_total
+            self.happened[f"{tier} evictions"] += stats.evictions_total
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):
