@@ -11,6 +11,8 @@
 * **Tiers**: what stands behind the pool, `host` (memory) and `disk`. A block that is looked up and found there is a
   *hit*; one that is then copied into the pool, instead of computed, is a *promotion*, and its tokens count as cached.
 * **Batch occupancy** = running / `max_num_seqs` (seats), and scheduled tokens / token budget of the last step.
+* **Token budget** = tokens that a step may compute now: `max_num_batched_tokens`, and fewer for a while after the
+  device's memory ran out in one.
 """
 
 from dataclasses import dataclass, field
@@ -60,6 +62,7 @@ class EngineStats:
     num_requests_waiting: int = 0
     oldest_wait_s: float = 0.0
     num_scheduled_tokens: int = 0
+    token_budget: int = 0
     steps_total: int = 0
     preemptions_total: int = 0
     prefix_queries_total: int = 0
