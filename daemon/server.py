@@ -23,9 +23,11 @@ import zmq
 
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
-from pagedd.daemon import logs, systemd
+from pagedd.daemon import fatal_trace, logs, systemd
+from pagedd.daemon.activation import Inherited, inherited_sockets
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.engine_watch import SilenceLimits
 from pagedd.daemon.gpus import freest_device, load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
@@ -53,6 +55,7 @@ _CLOSE_S = 10
 def run(config: DaemonConfig) -> None:
     """Serves until a signal. Raises `PageddError` when the daemon cannot serve, now or any more."""
     logs.setup(config.log_level, config.log_format)
+    fatal_trace.arm()
     raise_descriptor_limit()
     uvloop.run(serve(config))
 
@@ -60,9 +63,10 @@ def run(config: DaemonConfig) -> None:
 async def serve(config: DaemonConfig) -> None:
     """See `run`."""
     endpoints = server_endpoints(config.runtime_dir)
-    lock = RuntimeLock(endpoints)
+    inherited = inherited_sockets()
+    lock = RuntimeLock(endpoints, inherited)
     try:
-        await Daemon(config, endpoints).run()
+        await Daemon(config, endpoints, inherited).run()
     finally:
         lock.release()
 
@@ -70,10 +74,11 @@ async def serve(config: DaemonConfig) -> None:
 class Daemon:
     """One run of the daemon over one runtime directory, which it must own."""
 
-    def __init__(self, config: DaemonConfig, endpoints: Endpoints) -> None:
+    def __init__(self, config: DaemonConfig, endpoints: Endpoints, inherited: Inherited) -> None:
         self._config = config
         self._endpoints = endpoints
-        self._host = EngineHost(endpoints.engine, policy=RestartPolicy(can_fall_back=config.device_fallback == "cpu"))
+        policy = RestartPolicy(can_fall_back=config.device_fallback == "cpu")
+        self._host = EngineHost(endpoints.engine, policy=policy, silence=SilenceLimits.of(config))
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
         self._service.read_machine = self._read_machine
@@ -81,8 +86,8 @@ class Daemon:
         registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
         self._apis: list[HttpApi | ZmqApi] = [
-            HttpApi(self._service, config, endpoints),
-            ZmqApi(self._service, endpoints),
+            HttpApi(self._service, config, endpoints, inherited),
+            ZmqApi(self._service, endpoints, inherited),
         ]
         self._stop_requested = asyncio.Event()
         self._was_ready = False
@@ -90,6 +95,7 @@ class Daemon:
     async def run(self) -> None:
         """Returns after a signal and a drain. Raises `PageddError` when model or engine cannot be had."""
         self._listen_to_signals()
+        watchdog = asyncio.create_task(_feed_watchdog())
         stop = asyncio.create_task(self._stop_requested.wait())
         life = asyncio.create_task(self._load_and_watch())
         try:
@@ -101,6 +107,7 @@ class Daemon:
             life.cancel()
             await asyncio.wait({life})
             await self._shut_down()
+            watchdog.cancel()
 
     async def _load_and_watch(self) -> NoReturn:
         try:
@@ -116,6 +123,7 @@ class Daemon:
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
         meter = asyncio.create_task(self._meter_energy())
+        sleeper = asyncio.create_task(self._sleep_when_idle())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
@@ -134,6 +142,7 @@ class Daemon:
         finally:
             teller.cancel()
             meter.cancel()
+            sleeper.cancel()
 
     def _report(self, line: str) -> None:
         log.info("%s", line)
@@ -157,6 +166,15 @@ class Daemon:
         while not self._was_ready:
             systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
             await asyncio.sleep(_TELL_INTERVAL_S)
+
+    async def _sleep_when_idle(self) -> None:
+        if (limit_s := self._config.idle_sleep_seconds) is None:
+            return
+        while True:
+            await asyncio.sleep(min(_METER_INTERVAL_S, limit_s))
+            if self._service.idle_s >= limit_s:
+                log.info("no request for %g s", limit_s)
+                await self._service.sleep()
 
     async def _meter_energy(self) -> None:
         while True:
@@ -205,6 +223,14 @@ class Daemon:
             await api.close()
         await self._host.stop()
         log.info("stopped")
+
+
+async def _feed_watchdog() -> None:
+    """From the loop that does the work: systemd replaces a daemon in which it stands still."""
+    if (interval_s := systemd.watchdog_interval_s()) is not None:
+        while True:
+            systemd.notify("WATCHDOG=1")
+            await asyncio.sleep(interval_s)
 
 
 def how_to_talk(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> str:
