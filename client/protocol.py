@@ -482,7 +482,7 @@ class Event(msgspec.Struct, kw_only=True):
     """Something that happened. `seq` grows by one with each, from 1 at the daemon's start; `time_s` is Unix time.
 
     Attributes:
-        kind: preemption, eviction (a burst of them), refusal, cancel, engine, model.
+        kind: preemption, eviction (a burst of them), refusal, cancel, priority, engine, model.
         reason: what and why, for people, with the numbers; never what a caller wrote.
         request_id: whom it befell, when it was one request.
     """
@@ -492,6 +492,13 @@ class Event(msgspec.Struct, kw_only=True):
     kind: str
     reason: str
     request_id: str = ""
+
+
+class Ending(msgspec.Struct, kw_only=True):
+    """How a request ended. `outcome` is the finish reason of its last choice (`stop`, `length`, `abort`), or a code."""
+
+    request_id: str
+    outcome: str
 
 
 class StatsFrame(msgspec.Struct, kw_only=True):
@@ -506,6 +513,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.
         seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
+        endings: of the requests that ended last, the newest at the end, at most 32.
     """
 
     version: str
@@ -523,6 +531,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     machine: Machine | None = None
     events: list[Event] = []
     seq: int = 0
+    endings: list[Ending] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

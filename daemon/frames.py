@@ -75,6 +75,7 @@ class Frames:
             machine=reading.machine,
             events=service.events.newest(EVENTS_IN_A_FRAME if viewer is None else EVENTS_KEPT),
             seq=self._num_made,
+            endings=list(service.endings),
         )
 
     async def _read_machine(self) -> Reading:
