@@ -30,6 +30,7 @@ from pagedd.client.render import (
     render_prefixes,
     render_requests,
 )
+from pagedd.client.render_advice import render_advice
 from pagedd.client.render_usage import render_cost, render_usage
 from pagedd.client.sync import Client
 
@@ -140,6 +141,9 @@ def make_parser() -> argparse.ArgumentParser:
     stats.add_argument("--json", action="store_true", help="as one JSON object, requests and block tables included")
     stats.add_argument("--watch", action="store_true", help="go on, as the daemon publishes")
 
+    doctor = command("doctor", run_doctor, "say what should be changed, judging by the last minutes of work")
+    doctor.add_argument("--json", action="store_true", help="as one JSON array")
+
     usage = command("usage", run_usage, "list who has used how much, and what is left of their quotas")
     usage.add_argument("--json", action="store_true", help="as one JSON object, with costs")
 
@@ -243,6 +247,13 @@ def run_events(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         events = client.stats().events
     _print_lines([_json(events)] if arguments.json else render_events(events))
+    return 0
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        frame = client.stats()
+    _print_lines([_json(frame.advice)] if arguments.json else [*render_advice(frame)])
     return 0
 
 

@@ -470,6 +470,22 @@ class Event(msgspec.Struct, kw_only=True):
     request_id: str = ""
 
 
+class Advice(msgspec.Struct, kw_only=True):
+    """Something that should be changed, as `daemon/advice.py` judges the last minutes of work.
+
+    Attributes:
+        code: repeated_prefixes, fragmentation, idle_blocks, steady_preemptions, kv_quality or dominant_caller.
+        finding: what is wrong, with its figures.
+        change: the flag or setting, with a value where one follows.
+        gain: what that should bring.
+    """
+
+    code: str
+    finding: str
+    change: str
+    gain: str
+
+
 class StatsFrame(msgspec.Struct, kw_only=True):
     """One picture of the daemon. `engine/stats.py` defines the figures; ratios are 0–1, `None` is "not available".
 
@@ -482,6 +498,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.
         seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
+        advice: at most one of each code, most worth first; empty when all is well.
     """
 
     version: str
@@ -499,6 +516,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     machine: Machine | None = None
     events: list[Event] = []
     seq: int = 0
+    advice: list[Advice] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

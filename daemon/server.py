@@ -24,6 +24,7 @@ import zmq
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.daemon import logs, systemd
+from pagedd.daemon.advice_metrics import AdviceCollector
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.daemon.gpus import freest_device, load_nvml
@@ -79,6 +80,7 @@ class Daemon:
         registry = self._service.metrics.registry
         registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
+        registry.register(AdviceCollector(lambda: self._service.doctor.advice(self._host.info)))
         self._apis: list[HttpApi | ZmqApi] = [
             HttpApi(self._service, config, endpoints),
             ZmqApi(self._service, endpoints),
@@ -114,7 +116,7 @@ class Daemon:
         systemd.notify(f"STATUS={self._host.describe()}")
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
-        meter = asyncio.create_task(self._meter_energy())
+        meter = asyncio.create_task(self._meter())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
@@ -156,9 +158,11 @@ class Daemon:
             systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
             await asyncio.sleep(_TELL_INTERVAL_S)
 
-    async def _meter_energy(self) -> None:
+    async def _meter(self) -> None:
+        """Once a second: energy, and a look at how the engine does."""
         while True:
             await asyncio.sleep(_METER_INTERVAL_S)
+            self._service.doctor.look(self._host.stats)
             # In a thread, because a driver may take its time.
             device = info.device if (info := self._host.info) is not None else None
             self._service.metering.tick(await asyncio.to_thread(self._telemetry.read_energy, device))

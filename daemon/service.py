@@ -18,6 +18,7 @@ from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate, StatsF
 from pagedd.daemon import admission
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.doctor import Doctor
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.frames import Frames
 from pagedd.daemon.host import Host
@@ -40,7 +41,7 @@ from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.request import Preemption, Request, SequenceOutput
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Service:
             `server.py`.
         events: what happened lately, for the statistics.
         metering: who may have how much, and what it costs.
+        doctor: what should be changed.
     """
 
     def __init__(self, config: DaemonConfig, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,6 +80,7 @@ class Service:
         self.read_machine: Callable[[], Reading] = Reading
         self.events = EventLog()
         self.metering = Metering(config, clock)
+        self.doctor = Doctor(self.metering.accounts, caches_prefixes=config.enable_prefix_caching, clock=clock)
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
         self.started_unix_s = int(time.time())
@@ -89,7 +92,7 @@ class Service:
         self._has_drained = asyncio.Event()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
         self.metrics = Metrics(self._engine_figures)
-        host.on_preempted = self.events.preempted
+        host.on_preempted = self._on_preempted
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
         host.on_lost = self._on_lost
@@ -299,6 +302,9 @@ class Service:
     async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
         admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
         token_ids = await model.prompt_token_ids(entry.message)
+        extras = admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing)
+        if entry.message.cache_salt is None:
+            self.doctor.saw_prompt(token_ids, extras)
         info = self._engine_info()  # again, because another engine may have started meanwhile
         return admission.to_engine_request(
             entry.message,
@@ -307,7 +313,7 @@ class Service:
             info,
             quota_tokens=self.metering.most_tokens(entry.meter, info),
             eos_token_ids=model.prepared.eos_token_ids,
-            cache_extras=admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing),
+            cache_extras=extras,
         )
 
     def _engine_info(self) -> EngineInfo:
@@ -321,6 +327,10 @@ class Service:
             self._apply(entry, Broken(error.code, error.message, error.field, retry_after_s=error.retry_after_s))
 
     # What the engine says
+
+    def _on_preempted(self, preemptions: list[Preemption]) -> None:
+        self.events.preempted(preemptions)
+        self.doctor.preempted(preemptions)
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         now_s = time.monotonic()
