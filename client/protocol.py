@@ -474,13 +474,13 @@ class Advice(msgspec.Struct, kw_only=True):
     """Something that should be changed, as `daemon/advice.py` judges the last minutes of work.
 
     Attributes:
-        code: repeated_prefixes, fragmentation, idle_blocks, steady_preemptions, kv_quality or dominant_caller.
+        cause: repeated_prefixes, fragmentation, idle_blocks, steady_preemptions, kv_quality or dominant_caller.
         finding: what is wrong, with its figures.
         change: the flag or setting, with a value where one follows.
         gain: what that should bring.
     """
 
-    code: str
+    cause: str
     finding: str
     change: str
     gain: str
@@ -498,7 +498,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.
         seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
-        advice: at most one of each code, most worth first; empty when all is well.
+        advice: at most one of each cause, most worth first; empty when all is well.
     """
 
     version: str

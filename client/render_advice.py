@@ -11,7 +11,7 @@ _LEAST_BUSY_S = 15
 
 def render_advice(frame: StatsFrame) -> Iterator[str]:
     for advice in frame.advice:
-        yield f"{advice.code}: {printable(advice.finding)}"
+        yield f"{advice.cause}: {printable(advice.finding)}"
         yield f"  change  {printable(advice.change)}"
         yield f"  brings  {printable(advice.gain)}"
     if frame.advice:

@@ -85,7 +85,7 @@ def repeated_prefixes(window: Window) -> Advice | None:
     else:
         return None
     gain = f"{_percent(share)} fewer prompt tokens to compute, and first tokens sooner by as much"
-    return Advice(code="repeated_prefixes", finding=finding, change=change, gain=gain)
+    return Advice(cause="repeated_prefixes", finding=finding, change=change, gain=gain)
 
 
 def fragmentation(window: Window) -> Advice | None:
@@ -97,7 +97,7 @@ def fragmentation(window: Window) -> Advice | None:
     # Half a block a sequence is lost on average, whatever its size.
     smaller = value / 2 / (1 - value / 2)
     return Advice(
-        code="fragmentation",
+        cause="fragmentation",
         finding=f"{_percent(value)} of slots in used blocks hold nothing, {_percent(window.kv_usage)} of blocks used",
         change=f"--block-size {window.block_size // 2}",
         gain=f"about {_percent(smaller)} of slots lost, room for {_percent(value - smaller)} more tokens",
@@ -125,7 +125,7 @@ def idle_blocks(window: Window) -> Advice | None:
     else:
         change = f"--max-num-batched-tokens {2 * window.max_num_batched_tokens}"
         gain = "prompts computed in half as many steps, and admitted sooner; steps take longer"
-    return Advice(code="idle_blocks", finding=finding, change=change, gain=gain)
+    return Advice(cause="idle_blocks", finding=finding, change=change, gain=gain)
 
 
 def steady_preemptions(window: Window) -> Advice | None:
@@ -136,7 +136,7 @@ def steady_preemptions(window: Window) -> Advice | None:
     smaller = _SMALLER_FORM.get(window.kv_cache_dtype)
     form = "" if smaller is None else f", or --kv-cache-dtype {smaller}"
     return Advice(
-        code="steady_preemptions",
+        cause="steady_preemptions",
         finding=f"{rate:.0f} a minute for want of blocks; {_percent(window.recomputed_ratio)} of tokens computed again",
         change=f"a larger --gpu-memory-utilization{form}; or fewer seats than {window.max_num_seqs} (--max-num-seqs)",
         gain=f"{_percent(window.recomputed_ratio)} fewer tokens to compute, and no pauses in answers",
@@ -149,7 +149,7 @@ def kv_quality(window: Window) -> Advice | None:
     if bar is None or window.agreement is None or window.agreement >= bar:
         return None
     return Advice(
-        code="kv_quality",
+        cause="kv_quality",
         finding=f"{window.kv_cache_dtype} agrees with 16 bits in {100 * window.agreement:.1f} % of tokens, "
         f"{100 * bar:.0f} % are usual",
         change=f"--kv-cache-dtype {_LARGER_FORM[window.kv_cache_dtype]}",
@@ -163,7 +163,7 @@ def dominant_caller(window: Window) -> Advice | None:
     if not _is_long(window) or share < DOMINANT_BAR or window.waiting_ratio < WAITING_BAR:
         return None
     return Advice(
-        code="dominant_caller",
+        cause="dominant_caller",
         finding=f"{window.top_caller} asked for {_percent(share)} of the pool while others waited",
         change="[quota] kv_share = 0.5 (docs/quotas.md)",
         gain=f"half of the pool for the others, at the cost of refusals for {window.top_caller}",

@@ -1,4 +1,4 @@
-"""Advice for Prometheus: 1 for each code that is given now, 0 for the others, so that alerts have a series."""
+"""Advice for Prometheus: 1 for each cause that is given now, 0 for the others, so that alerts have a series."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,10 +16,10 @@ class AdviceCollector(Collector):
         self._advice = advice
 
     def collect(self) -> Iterator[Metric]:
-        given = {advice.code for advice in self._advice()}
-        gauge = GaugeMetricFamily("pagedd:advice", "1 while `pagectl doctor` advises a change.", labels=["code"])
-        for code in RULES:
-            gauge.add_metric([code], code in given)
+        given = {advice.cause for advice in self._advice()}
+        gauge = GaugeMetricFamily("pagedd:advice", "1 while `pagectl doctor` advises a change.", labels=["cause"])
+        for cause in RULES:
+            gauge.add_metric([cause], cause in given)
         yield gauge
 
     def describe(self) -> Iterator[Metric]:

@@ -22,9 +22,9 @@ def frame(*advice: Advice, observed_s: float = 60.0) -> StatsFrame:
 
 
 def test_each_piece_has_three_lines() -> None:
-    advice = Advice(code="fragmentation", finding="12 % lost\x1b", change="--block-size 8", gain="6 % more room")
+    advice = Advice(cause="fragmentation", finding="12 % lost\x1b", change="--block-size 8", gain="6 % more room")
     assert list(render_advice(frame(advice))) == [
-        "fragmentation: 12 % lost?",
+        "fragmentation: 12 % lost�",
         "  change  --block-size 8",
         "  brings  6 % more room",
     ]

@@ -69,7 +69,7 @@ def test_a_healthy_daemon_hears_nothing() -> None:
 def test_each_situation_is_named_by_its_cause_alone(code: str) -> None:
     change, finding, what_to_do = SITUATIONS[code]
     [advice] = advise(replace(HEALTHY, **change))  # type: ignore[arg-type]
-    assert (advice.code, advice.finding, advice.change) == (code, finding, what_to_do)
+    assert (advice.cause, advice.finding, advice.change) == (code, finding, what_to_do)
     assert advice.gain
 
 
@@ -79,13 +79,13 @@ def test_every_rule_has_its_situation() -> None:
 
 def test_prefixes_of_other_callers_are_another_setting() -> None:
     [advice] = advise(replace(HEALTHY, apart_ratio=0.5))
-    assert advice.code == "repeated_prefixes"
+    assert advice.cause == "repeated_prefixes"
     assert advice.change.startswith("--prefix-sharing all")
 
 
 def test_free_seats_while_requests_wait_are_a_matter_of_the_token_budget() -> None:
     [advice] = advise(replace(HEALTHY, kv_usage_waiting=0.4, occupancy_waiting=0.5))
-    assert (advice.code, advice.change) == ("idle_blocks", "--max-num-batched-tokens 1024")
+    assert (advice.cause, advice.change) == ("idle_blocks", "--max-num-batched-tokens 1024")
 
 
 def test_more_seats_than_a_step_has_tokens_need_a_larger_step() -> None:

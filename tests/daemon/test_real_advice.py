@@ -24,7 +24,7 @@ def test_a_healthy_daemon_gets_no_advice(serving_daemon: RunningDaemon) -> None:
             client.generate(prompt_token_ids=[*SYSTEM, number], max_tokens=2).result()
     assert doctor(serving_daemon).startswith("nothing to advise after ")
     assert doctor(serving_daemon, "--json") == "[]\n"
-    assert 'pagedd:advice{code="repeated_prefixes"} 0.0' in serving_daemon.get("/metrics")[1]
+    assert 'pagedd:advice{cause="repeated_prefixes"} 0.0' in serving_daemon.get("/metrics")[1]
 
 
 def test_one_seat_and_no_prefix_cache_are_both_named(start_daemon: StartDaemon) -> None:
@@ -39,7 +39,7 @@ def test_one_seat_and_no_prefix_cache_are_both_named(start_daemon: StartDaemon) 
         askers = [pool.submit(ask_until_over, number) for number in range(4)]
         try:
             deadline_s = time.monotonic() + 120
-            while (codes := [advice.code for advice in client.stats().advice]) != ["repeated_prefixes", "idle_blocks"]:
+            while (codes := [advice.cause for advice in client.stats().advice]) != ["repeated_prefixes", "idle_blocks"]:
                 assert time.monotonic() < deadline_s, codes
                 time.sleep(0.5)
         finally:
@@ -49,5 +49,5 @@ def test_one_seat_and_no_prefix_cache_are_both_named(start_daemon: StartDaemon) 
     told = doctor(daemon)
     assert "  change  --enable-prefix-caching\n" in told
     assert "  change  --max-num-seqs 4\n" in told
-    assert [advice["code"] for advice in json.loads(doctor(daemon, "--json"))] == ["repeated_prefixes", "idle_blocks"]
-    assert 'pagedd:advice{code="idle_blocks"} 1.0' in daemon.get("/metrics")[1]
+    assert [advice["cause"] for advice in json.loads(doctor(daemon, "--json"))] == ["repeated_prefixes", "idle_blocks"]
+    assert 'pagedd:advice{cause="idle_blocks"} 1.0' in daemon.get("/metrics")[1]
