@@ -64,7 +64,7 @@ def serve(argv: list[str]) -> int:
     config = load_config(argv).config
     from pagedd.daemon.server import run
 
-    run(config)
+    run(config, lambda: load_config(argv).config)
     return 0
 
 
@@ -140,7 +140,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
     if name not in COMMANDS:
         import difflib
 
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)
         hint = f"did you mean pagedd {nearest[0]}?" if nearest else f"the commands are {', '.join(sorted(COMMANDS))}"
         raise PageddError("unknown_setting", f"command {name}: there is none of that name; {hint}")
     return COMMANDS[name]

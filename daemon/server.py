@@ -12,7 +12,8 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_process import resolve_in_child
 from pagedd.daemon.prepared import load_prepared
+from pagedd.daemon.reload import Reloader
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
@@ -50,19 +52,22 @@ _METER_INTERVAL_S = 1.0
 _CLOSE_S = 10
 
 
-def run(config: DaemonConfig) -> None:
-    """Serves until a signal. Raises `PageddError` when the daemon cannot serve, now or any more."""
+def run(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
+    """Serves until a signal. `read_config` reads the settings anew, for SIGHUP.
+
+    Raises `PageddError` when the daemon cannot serve, now or any more.
+    """
     logs.setup(config.log_level, config.log_format)
     raise_descriptor_limit()
-    uvloop.run(serve(config))
+    uvloop.run(serve(config, read_config))
 
 
-async def serve(config: DaemonConfig) -> None:
+async def serve(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
     """See `run`."""
     endpoints = server_endpoints(config.runtime_dir)
     lock = RuntimeLock(endpoints)
     try:
-        await Daemon(config, endpoints).run()
+        await Daemon(config, read_config, endpoints).run()
     finally:
         lock.release()
 
@@ -70,7 +75,7 @@ async def serve(config: DaemonConfig) -> None:
 class Daemon:
     """One run of the daemon over one runtime directory, which it must own."""
 
-    def __init__(self, config: DaemonConfig, endpoints: Endpoints) -> None:
+    def __init__(self, config: DaemonConfig, read_config: Callable[[], DaemonConfig], endpoints: Endpoints) -> None:
         self._config = config
         self._endpoints = endpoints
         self._host = EngineHost(endpoints.engine, policy=RestartPolicy(can_fall_back=config.device_fallback == "cpu"))
@@ -85,6 +90,15 @@ class Daemon:
             HttpApi(self._service, config, endpoints),
             ZmqApi(self._service, endpoints),
         ]
+        self._reloader = Reloader(
+            config,
+            read_config,
+            {
+                "quota": lambda new: self._service.metering.replace_quotas(new.quota),
+                "log_level": self._set_log_level,
+            },
+        )
+        self._had_terminal = has_terminal()
         self._stop_requested = asyncio.Event()
         self._was_ready = False
 
@@ -186,6 +200,19 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _on_hangup(self) -> None:
+        """Reads the settings anew. When the terminal that the daemon was started at is gone, it stops."""
+        if self._had_terminal and not has_terminal():
+            self._on_signal(signal.SIGHUP)
+            return
+        systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._reloader.reload()
+        systemd.notify("READY=1" if self._was_ready else f"STATUS={self._host.describe()}")
+
+    def _set_log_level(self, config: DaemonConfig) -> None:
+        logs.set_level(config.log_level)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop_requested.is_set():
@@ -207,6 +234,15 @@ class Daemon:
             await api.close()
         await self._host.stop()
         log.info("stopped")
+
+
+def has_terminal() -> bool:
+    """Whether this process belongs to a terminal. One that is closed sends SIGHUP, and then it no longer does."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def how_to_talk(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> str:

@@ -1,7 +1,7 @@
 """How often a form of the KV cache leaves the model's choice as it is with 16 bits, on text of the model's own.
 
-The texts are drawn by the 16-bit engine at a low temperature. What follows each beginning of a text is then asked of both
-engines, greedily; the prefix cache makes that cheap, and every choice reads keys and values from the cache.
+The texts are drawn by the 16-bit engine at a low temperature. What follows each beginning of a text is then asked of
+both engines, greedily; the prefix cache makes that cheap, and every choice reads keys and values from the cache.
 """
 
 import random

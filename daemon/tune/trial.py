@@ -1,28 +1,18 @@
 """One engine in a process of its own, under one load: whatever a setting does to it, the next trial begins afresh.
 
-    python -P -m pagedd.daemon.tune.trial --parent PID < TRIAL
-
-Owns that process from both ends: `run_trial` starts it and waits, `main` is what runs in it. One JSON object goes in,
-one comes out. It ends with its parent.
+Owns what is asked of that process and what it answers, its start and its end. What runs in it is `trial_process.py`.
 """
 
-import argparse
 import contextlib
-import logging
 import os
 import signal
-import statistics
 import subprocess
 import sys
 
 import msgspec
 
-from pagedd.daemon.parent import die_with_parent
-from pagedd.daemon.tune import agreement
-from pagedd.daemon.tune.load import Entry, make_users
-from pagedd.daemon.tune.users import measure
+from pagedd.daemon.tune.load import Entry
 from pagedd.engine.config import EngineConfig
-from pagedd.engine.errors import EngineError
 
 
 class Trial(msgspec.Struct, kw_only=True):
@@ -54,7 +44,7 @@ class TrialResult(msgspec.Struct, kw_only=True):
 
 def run_trial(trial: Trial, timeout_s: float) -> TrialResult:
     """In a child process, which is gone when this returns or raises, with whatever it started."""
-    command = [sys.executable, "-P", "-m", "pagedd.daemon.tune.trial", "--parent", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "pagedd.daemon.tune.trial_process", "--parent", str(os.getpid())]
     # A group of its own, so that an interrupt at the terminal is for us alone to handle.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -70,47 +60,3 @@ def run_trial(trial: Trial, timeout_s: float) -> TrialResult:
         last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"status {child.returncode}"]
         return TrialResult(error=f"its process ended: {last[0]}")
     return msgspec.json.decode(answer, type=TrialResult)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Started by pagedd tune.")
-    parser.add_argument("--parent", required=True, type=int)
-    die_with_parent(parser.parse_args().parent)
-    logging.basicConfig(level=logging.WARNING)
-    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
-    try:
-        result = perform(trial)
-    except EngineError as error:
-        result = TrialResult(error=str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(result))
-
-
-def perform(trial: Trial) -> TrialResult:
-    """Raises `EngineError` when the engine cannot be had with these settings."""
-    from pagedd.engine.create import create_engine
-
-    engine, info = create_engine(trial.config, lambda share, what: None)
-    texts, choices = trial.texts, None
-    if texts is not None:
-        texts = texts or agreement.draw_texts(engine, info.vocab_size)
-        choices = agreement.choices(engine, texts)
-    users = make_users(trial.load, trial.num_users, info.vocab_size, info.max_request_tokens)
-    measured = measure(engine, users, seconds=trial.seconds, warmup_s=trial.warmup_s)
-    steps = max(1, measured.num_steps)
-    return TrialResult(
-        error=measured.error,
-        output_tokens_per_s=measured.output_tokens_per_s,
-        first_token_s=statistics.median(measured.first_token_s) if measured.first_token_s else None,
-        mean_running=measured.mean_running,
-        kv_usage=measured.sum_used_blocks / steps / info.num_blocks,
-        preemptions_per_s=measured.num_preemptions / measured.seconds if measured.seconds else 0.0,
-        hit_ratio=measured.num_cached_tokens / measured.num_prompt_tokens if measured.num_prompt_tokens else 0.0,
-        kv_cache_dtype=info.kv_cache_dtype,
-        max_num_batched_tokens=info.max_num_batched_tokens,
-        texts=texts,
-        choices=choices,
-    )
-
-
-if __name__ == "__main__":
-    main()
