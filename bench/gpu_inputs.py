@@ -8,7 +8,7 @@ import torch
 
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
-from pagedd.kernels.packed_weight import PackedWeight, pack_weight
+from pagedd.kernels.packed_weight import PackedWeight, pack_nested_weight, pack_weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +130,19 @@ def random_weight(
     q = torch.randint(0, 1 << bits, (out_features, in_features), generator=generator, dtype=torch.uint8).to(device)
     scale = (0.5 + torch.rand(out_features, in_features // 32, generator=generator)).half().to(device) / (1 << bits)
     return pack_weight(q, scale, scale * -(1 << bits - 1), bits)
+
+
+def random_nested_weight(
+    out_features: int, in_features: int, bits: int, group: int, device: torch.device, generator: torch.Generator
+) -> PackedWeight:
+    """As a K-quant has it."""
+
+    def draw(high: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randint(0, high, (out_features, columns), generator=generator, dtype=dtype).to(device)
+
+    q, s = draw(1 << bits, in_features, torch.uint8), draw(64, in_features // group, torch.int8)
+    d = (0.5 + torch.rand(out_features, in_features // 256, generator=generator)).half().to(device) / (64 << bits)
+    return pack_nested_weight(q, s, s, d, d * (1 << bits - 1), bits)
 
 
 @contextmanager

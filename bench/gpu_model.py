@@ -1,6 +1,7 @@
 """A random Llama on a card: the engine's rates, beside those of transformers on the same weights.
 
-Weights are transformers' own random ones; the engine takes them as a checkpoint. Text does not matter to speed.
+Weights are transformers' own random ones, and there is one copy of them: transformers is measured first, and then gives
+them away. Text does not matter to speed.
 """
 
 import gc
@@ -10,10 +11,11 @@ from typing import Any
 
 import torch
 
+from pagedd.bench.recorded_launches import capture_by_recording
 from pagedd.engine.batch import build_batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine
-from pagedd.engine.cuda_graphs import Capture, DecodeGraphs, capture_on_gpu
+from pagedd.engine.cuda_graphs import DecodeGraphs, capture_on_gpu
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import parse_decoder_config
@@ -29,21 +31,21 @@ from pagedd.kernels.kv_form import form_of
 Figure = tuple[str, float, str, float | None]  # what, value, unit, share of its ceiling
 
 BLOCK_SIZE = 16
-NUM_PROMPT_TOKENS = 128
-BATCHES = (1, 8, 64, 256)
 
 
-class StateDict:
-    """A model of transformers as a checkpoint."""
+class GivenAway:
+    """A model of transformers as a checkpoint. What is taken of it, it has no longer."""
 
     def __init__(self, model: Any) -> None:
-        self._tensors = model.state_dict()
+        self._parameters = dict(model.named_parameters())
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._parameters
 
     def get(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._tensors[name]
+        parameter = self._parameters[name]
+        tensor: torch.Tensor = parameter.data
+        parameter.data = tensor.new_empty(0)
         return tensor
 
 
@@ -52,7 +54,7 @@ def random_llama(device: torch.device, sizes: Any, dtype: torch.dtype, num_layer
 
     config = AutoConfig.for_model(
         "llama",
-        vocab_size=128256 if sizes.hidden > 1000 else 96,
+        vocab_size=sizes.vocab,
         hidden_size=sizes.hidden,
         intermediate_size=sizes.inner,
         num_hidden_layers=num_layers,
@@ -67,9 +69,10 @@ def random_llama(device: torch.device, sizes: Any, dtype: torch.dtype, num_layer
 
 
 def load_from(theirs: Any, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """The engine's model on the weights of `theirs`, which is of no use after that."""
     config = parse_decoder_config(theirs.config.to_dict())
     backend = ops.select_backend(device)
-    decoder = Decoder(config, StateDict(theirs), dtype, device, lambda share, what: None)
+    decoder = Decoder(config, GivenAway(theirs), dtype, device, lambda share, what: None)
     return LoadedModel(decoder, backend, config, device, dtype)
 
 
@@ -92,10 +95,11 @@ def replayed_steps(device: torch.device, sizes: Any, dtype: torch.dtype) -> Iter
             scratch_block=num_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=4 * BLOCK_SIZE,
+            vocab_size=loaded.config.vocab_size,
             device=device,
-            capture=_capture(device),
+            capture=capture_on_gpu() if device.type == "cuda" else capture_by_recording,
         )
-        for num_seqs in (1, 3, 8):
+        for num_seqs in (3,) if sizes.is_tiny else (1, 3, 8):
             batch = build_batch(list(_decoding(num_seqs)), BLOCK_SIZE, device)
             before = storage.data.clone()
             eager = loaded.model.forward(batch, storage)
@@ -108,17 +112,6 @@ def replayed_steps(device: torch.device, sizes: Any, dtype: torch.dtype) -> Iter
                 None,
             )
             yield f"replayed, {num_seqs}", 1e3 * _seconds(device, lambda b=batch: graphs.run(b)), "ms", None
-
-
-def _capture(device: torch.device) -> Capture:
-    if device.type == "cuda":
-        return capture_on_gpu()
-
-    def run_again(forward: Any) -> Any:
-        result = forward()
-        return lambda: result.copy_(forward())
-
-    return run_again
 
 
 def _decoding(num_seqs: int) -> Iterator[ScheduledSequence]:
@@ -156,48 +149,62 @@ def _synchronize(device: torch.device) -> None:
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-def engine_rates(device: torch.device, sizes: Any, dtype: torch.dtype, copy_rate: float | None) -> Iterator[Figure]:
-    """Tokens a second of both; at batch 1 the share of what the weights' bytes allow."""
-    is_full = device.type == "cuda" and sizes.hidden > 1000
-    theirs = random_llama(device, sizes, dtype, num_layers=32 if is_full else 2)
-    num_steps = 64 if is_full else 3
-    batches, their_rates = BATCHES if is_full else BATCHES[:1], dict[int, float]()
-    for batch in batches:
-        their_rates[batch] = _their_decode(theirs, device, batch, num_steps)
-        yield f"transformers, decode, batch {batch}", their_rates[batch], "tokens/s", None
-    yield "transformers, prefill", _their_prefill(theirs, device, sizes.chunk), "tokens/s", None
+def engine_rates(
+    device: torch.device, sizes: Any, dtype: torch.dtype, copy_rate: float | None, decode_rates: dict[int, float]
+) -> Iterator[Figure]:
+    """Tokens a second of both; at batch 1 the share of what the weights' bytes allow. Fills in `decode_rates`."""
+    theirs = random_llama(device, sizes, dtype, num_layers=sizes.layers)
+    their_rates = {batch: _their_decode(theirs, theirs, device, batch, sizes) for batch in sizes.batches}
+    for batch, rate in their_rates.items():
+        yield f"transformers, eager, decode, batch {batch}", rate, "tokens/s", None
+    yield "transformers, eager, prefill", _their_prefill(theirs, device, sizes.chunk), "tokens/s", None
 
     loaded = load_from(theirs, device, dtype)
     del theirs
     gc.collect()
+    widest = max(sizes.batches)
     config = EngineConfig(
         model="random",
-        num_blocks=(max(BATCHES) * 16 + sizes.chunk // BLOCK_SIZE) if is_full else 64,
-        max_num_seqs=max(BATCHES) if is_full else 4,
+        num_blocks=widest * -(-sizes.most_tokens // BLOCK_SIZE) + sizes.chunk // BLOCK_SIZE + 1,
+        max_num_seqs=widest,
         max_num_batched_tokens=sizes.chunk,
         max_model_len=8192,
         num_speculative_tokens=0,
         enable_prefix_caching=False,
     )
     engine, _ = create_engine(config, lambda share, what: None, load=lambda config, progress: loaded)
-    for batch in batches:
-        rate = _decode(engine, batch, num_steps)
+    for batch in sizes.batches:
+        rate = decode_rates[batch] = _decode(engine, batch, sizes)
         floor = None if copy_rate is None else copy_rate / loaded.model.weight_bytes
         share = None if floor is None or batch > 1 else rate / floor
         yield f"pagedd, decode, batch {batch}", rate, "tokens/s", share
-        yield f"times transformers, batch {batch}", rate / their_rates[batch], "", None
+        yield f"times transformers (eager), batch {batch}", rate / their_rates[batch], "", None
     yield "pagedd, prefill", _prefill(engine, sizes.chunk), "tokens/s", None
 
 
-def _decode(engine: Engine, batch: int, num_steps: int) -> float:
+def compiled_rates(
+    device: torch.device, sizes: Any, dtype: torch.dtype, decode_rates: dict[int, float]
+) -> Iterator[Figure]:
+    """transformers' decode step through torch.compile, whose graphs leave Python out; the engine beside it if known."""
+    theirs = random_llama(device, sizes, dtype, num_layers=sizes.layers)
+    options: dict[str, Any] = {"mode": "reduce-overhead"} if device.type == "cuda" else {"backend": "eager"}
+    step = torch.compile(theirs, **options)
+    for batch in sizes.batches[:2]:  # each is compiled anew
+        rate = _their_decode(theirs, step, device, batch, sizes)
+        yield f"transformers, compiled, decode, batch {batch}", rate, "tokens/s", None
+        if batch in decode_rates:
+            yield f"times transformers (compiled), batch {batch}", decode_rates[batch] / rate, "", None
+
+
+def _decode(engine: Engine, batch: int, sizes: Any) -> float:
     """All sequences decode before the clock starts, and none ends while it runs."""
-    _add(engine, batch, NUM_PROMPT_TOKENS if num_steps > 3 else 8, max_tokens=4 * num_steps + 64)
+    _add(engine, batch, sizes.prompt, max_tokens=sizes.most_tokens - sizes.prompt)
     while len(engine.step()) < batch or engine.stats().num_scheduled_tokens != batch:
         pass
-    for _ in range(num_steps // 2):
+    for _ in range(sizes.steps // 2):
         engine.step()
     started, num_tokens = time.perf_counter(), 0
-    for _ in range(num_steps):
+    for _ in range(sizes.steps):
         num_tokens += sum(len(output.token_ids) for output in engine.step())
     seconds = time.perf_counter() - started
     _end(engine, batch)
@@ -229,22 +236,23 @@ def _end(engine: Engine, count: int) -> None:
 # --- transformers -----------------------------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
-def _their_decode(model: Any, device: torch.device, batch: int, num_steps: int) -> float:
+@torch.no_grad()  # torch.compile does not get on with inference mode
+def _their_decode(model: Any, step: Any, device: torch.device, batch: int, sizes: Any) -> float:
+    """`step` is the model or the same compiled. Both read the whole static cache in each step."""
     from transformers import StaticCache
 
-    num_prompt_tokens = NUM_PROMPT_TOKENS if num_steps > 3 else 8
-    cache = StaticCache(config=model.config, max_cache_len=num_prompt_tokens + num_steps + 8)
-    token_ids = torch.randint(90, (batch, num_prompt_tokens), device=device)
+    cache = StaticCache(config=model.config, max_cache_len=sizes.prompt + sizes.steps + 8)
+    token_ids = torch.randint(90, (batch, sizes.prompt), device=device)
     token_ids = model(token_ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
-    for _ in range(4):
-        token_ids = model(token_ids, past_key_values=cache, use_cache=True).logits.argmax(-1)
+    for _ in range(4):  # compiles, and captures
+        token_ids = step(token_ids, past_key_values=cache, use_cache=True).logits.argmax(-1)
     _synchronize(device)
     started = time.perf_counter()
-    for _ in range(num_steps):
-        token_ids = model(token_ids, past_key_values=cache, use_cache=True).logits.argmax(-1)
+    for _ in range(sizes.steps):
+        token_ids = step(token_ids, past_key_values=cache, use_cache=True).logits.argmax(-1)
     _synchronize(device)
-    return batch * num_steps / (time.perf_counter() - started)
+    num_tokens: int = batch * sizes.steps
+    return num_tokens / (time.perf_counter() - started)
 
 
 @torch.inference_mode()

@@ -1,59 +1,43 @@
 """The parts of `gpu_check.py`: what runs on the card, and what it is held to. Knows no command line."""
 
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from pagedd.bench import gpu_model
-from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, random_weight
+from pagedd.bench import gpu_correct, gpu_model
+from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, random_nested_weight, random_weight
+from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of
 from pagedd.bench.report import Cell
-from pagedd.kernels import reference
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.triton import backend as kernels
 
 Rows = list[dict[str, Cell]]
 
-TOLERANCE = 2e-2  # relative and absolute, of numbers around 1 in bfloat16
-NUM_FLUSHED_BYTES = 256 << 20  # more than any card's second-level cache holds
-
 
 @dataclass(slots=True)
 class Check:
-    """One run. Ceilings are bytes and operations a second, once `ceilings` has measured them."""
+    """One run.
+
+    Attributes:
+        copy_rate, product_rate: bytes and operations a second, once `ceilings` has measured them.
+        decode_rates: batch → the engine's tokens a second, once `model` has measured them.
+    """
 
     device: torch.device
     sizes: Any
     seed: int
     copy_rate: float | None = None
     product_rate: float | None = None
+    decode_rates: dict[int, float] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def time(self, call: Callable[[], object]) -> float:
-        """Seconds of one call, the median of many, each with cold caches."""
-        call()
-        if self.device.type != "cuda":
-            started = time.perf_counter()
-            call()
-            return time.perf_counter() - started
-        flushed = torch.empty(NUM_FLUSHED_BYTES, dtype=torch.uint8, device=self.device)
-        taken: list[float] = []
-        end_s = time.perf_counter() + self.sizes.seconds
-        while len(taken) < 5 or time.perf_counter() < end_s:
-            flushed.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            taken.append(begin.elapsed_time(end) / 1e3)
-        return statistics.median(taken)
+        return seconds_of(call, self.device, self.sizes.seconds)
 
 
 def row(what: str, value: float, unit: str, share: float | None = None) -> dict[str, Cell]:
@@ -69,88 +53,15 @@ def share_of(rate: float, ceiling: float | None) -> float | None:
     return None if ceiling is None else rate / ceiling
 
 
-# --- right ------------------------------------------------------------------------------------------------------------
-
-
 def correct(check: Check) -> Rows:
-    """The largest difference of each kernel from the reference, over its size. Raises for one beyond the tolerance."""
-    generator, dtype = torch.Generator().manual_seed(check.seed), check.dtype
-    found: Rows = []
-
-    def hold(what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
-        got = got.detach().cpu().double()
-        for whose, numbers in (("its", got), ("the reference's", wanted)):
-            if numbers.isnan().any():
-                raise AssertionError(f"{what}: {int(numbers.isnan().sum())} of {whose} numbers are NaN")
-        difference = float(((got - wanted.double()).abs() / (1 + wanted.double().abs())).max())
-        if difference > TOLERANCE:
-            raise AssertionError(f"{what}: differs by {difference:.3g} from the reference, {TOLERANCE} are allowed")
-        found.append(row(what, difference, "largest error"))
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    x, residual, weight = draw(37, 512), draw(37, 512), draw(512)
-    there = [tensor.to(check.device) for tensor in (x, residual, weight)]
-    with poisoned():
-        hold("rms_norm", kernels.rms_norm(there[0], there[2], 1e-5), reference.rms_norm(x, weight, 1e-5))
-        for name, got, wanted in zip(
-            ("add_rms_norm", "add_rms_norm, sum"),
-            kernels.add_rms_norm(there[0], there[1], there[2], 1e-5),
-            reference.add_rms_norm(x, residual, weight, 1e-5),
-            strict=True,
-        ):
-            hold(name, got, wanted)
-        hold("silu_and_mul", kernels.silu_and_mul(there[0]), reference.silu_and_mul(x))
-        for bits in (4, 8):
-            packed = random_weight(96, 512, bits, torch.device("cpu"), generator)
-            for num_rows in (1, 5, 37):
-                hold(
-                    f"packed_linear, {bits} bits, {num_rows} rows",
-                    kernels.packed_linear(there[0][:num_rows], random_like(packed, check.device), None),
-                    reference.packed_linear(x[:num_rows], packed, None),
-                )
-        for form in FORMS:
-            # The first is so long that it is cut over programs and merged.
-            inputs = make_inputs([(1, 700), (1, 3), (20, 33), (9, 9)], form, dtype, generator)
-            moved = inputs.to(check.device)
-            kernels.rope_and_write_kv(
-                moved.query, moved.key, moved.value, moved.cos, moved.sin, moved.kv_layer, moved.slot_mapping
-            )
-            reference.rope_and_write_kv(
-                inputs.query, inputs.key, inputs.value, inputs.cos, inputs.sin, inputs.kv_layer, inputs.slot_mapping
-            )
-            hold(f"rope_and_write_kv, {form}, query", moved.query, inputs.query)
-            wanted = reference.paged_attention(inputs.query, inputs.kv_layer, inputs, scale=0.1)
-            got = kernels.paged_attention(moved.query, moved.kv_layer, moved, scale=0.1)
-            hold(f"paged_attention, {form}", got, wanted)
-            hold(f"the same over the card's own cache, {form}", got, _attend_on_cpu(moved))
-    return found
-
-
-def _attend_on_cpu(moved: PagedInputs) -> torch.Tensor:
-    back = on_cpu(moved)
-    return reference.paged_attention(back.query, back.kv_layer, back, scale=0.1)
-
-
-def random_like(packed: Any, device: torch.device) -> Any:
-    """The same packed weight on another device."""
-    return type(packed)(
-        packed.bits, packed.out_features, packed.in_features, packed.words.to(device), packed.scales.to(device)
-    )
-
-
-# --- fast -------------------------------------------------------------------------------------------------------------
+    """Each kernel against the reference."""
+    return gpu_correct.compare_all(check.device, check.dtype, check.seed, is_thorough=not check.sizes.is_tiny)
 
 
 def ceilings(check: Check) -> Rows:
     """What the card copies (read and written, both counted) and multiplies in bfloat16, through torch."""
-    source = torch.empty(check.sizes.copy_bytes, dtype=torch.uint8, device=check.device)
-    target = torch.empty_like(source)
-    check.copy_rate = 2 * source.nbytes / check.time(lambda: target.copy_(source))
-    n = check.sizes.matmul
-    a, b = (torch.randn(n, n, device=check.device).to(check.dtype) for _ in range(2))
-    check.product_rate = 2 * n**3 / check.time(lambda: a @ b)
+    check.copy_rate = copy_rate(check.device, check.sizes.copy_bytes)
+    check.product_rate = product_rate(check.device, check.sizes.matmul, check.dtype)
     return [row("copy", check.copy_rate / 1e9, "GB/s"), row("product", check.product_rate / 1e12, "TFLOP/s")]
 
 
@@ -188,18 +99,20 @@ def linear(check: Check) -> Rows:
     if check.copy_rate is None:
         ceilings(check)
     generator = torch.Generator().manual_seed(check.seed)
-    for bits in (4, 8):
-        weight = random_weight(2 * sizes.inner, sizes.hidden, bits, check.device, generator)
-        for num_rows in (1, 8, 64, 2048):
+    shape = (2 * sizes.inner, sizes.hidden)
+    weights = {f"int{bits}": random_weight(*shape, bits, check.device, generator) for bits in (4, 8)}
+    weights["q4_k"] = random_nested_weight(*shape, 4, 32, check.device, generator)
+    for name, weight in weights.items():
+        for num_rows in sizes.rows:
             x = torch.randn(num_rows, sizes.hidden, device=check.device).to(check.dtype)
             seconds = check.time(lambda x=x, weight=weight: kernels.packed_linear(x, weight, None))  # type: ignore[misc]
-            if num_rows <= 64:
+            if num_rows < sizes.rows[-1]:
                 rate = (weight.num_bytes + x.nbytes + num_rows * 2 * sizes.inner * x.itemsize) / seconds
                 figure = row("", rate / 1e9, "GB/s", share_of(rate, check.copy_rate))
             else:
                 rate = 2 * num_rows * sizes.hidden * 2 * sizes.inner / seconds
                 figure = row("", rate / 1e12, "TFLOP/s", share_of(rate, check.product_rate))
-            found.append(figure | {"what": f"{bits} bits, {num_rows} rows"})
+            found.append(figure | {"what": f"{name}, {num_rows} rows"})
     return found
 
 
@@ -210,7 +123,14 @@ def graphs(check: Check) -> Rows:
 
 def model(check: Check) -> Rows:
     """The engine on a random Llama, beside transformers on the same weights."""
-    return [row(*figure) for figure in gpu_model.engine_rates(check.device, check.sizes, check.dtype, check.copy_rate)]
+    figures = gpu_model.engine_rates(check.device, check.sizes, check.dtype, check.copy_rate, check.decode_rates)
+    return [row(*figure) for figure in figures]
+
+
+def compiled(check: Check) -> Rows:
+    """transformers compiled by torch, beside what `model` found."""
+    figures = gpu_model.compiled_rates(check.device, check.sizes, check.dtype, check.decode_rates)
+    return [row(*figure) for figure in figures]
 
 
 PARTS: dict[str, Callable[[Check], Rows]] = {
@@ -220,4 +140,5 @@ PARTS: dict[str, Callable[[Check], Rows]] = {
     "linear": linear,
     "graphs": graphs,
     "model": model,
+    "compiled": compiled,
 }

@@ -1,6 +1,7 @@
 """Compiles every variant of every Triton kernel for every architecture, without a GPU, and prints what each one takes.
 
     python -P -m pagedd.bench.kernels_aot --ops linear,rms_norm --archs 80,90 --output FILE
+    python -P -m pagedd.bench.kernels_aot --markdown FILE        the table of docs/gpu.md, of figures that are there
 
     registers    of a thread
     spilled      bytes of a thread that do not fit its registers and go through memory
@@ -14,6 +15,7 @@ where a variant that a Llama-8B uses spills, or where one with products lacks ma
 """
 
 import argparse
+import json
 import re
 import subprocess
 import tempfile
@@ -26,7 +28,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pagedd.bench.report import Cell, print_report
+from pagedd.bench.report import Cell, markdown, print_report
 from pagedd.kernels.triton.variant import Variant
 
 # Modules of kernels/triton/ with `variants(arch)`.
@@ -173,6 +175,24 @@ def _table_row(compiled: Compiled) -> dict[str, Cell]:
     }
 
 
+def summary_rows(compiled: Sequence[Compiled]) -> list[dict[str, Cell]]:
+    """The least and the most of each operation, those with mma together, by architectures beside it."""
+    rows: list[dict[str, Cell]] = []
+    for op in OPS:
+        for name, archs in (("80, 86, 89, 120", {80, 86, 89, 120}), ("90", {90}), ("100", {100})):
+            found = [one for one in compiled if one.variant.partition(".")[0] == op and one.arch in archs]
+            if found:
+                registers, occupancies = [one.registers for one in found], [one.occupancy for one in found]
+                row: dict[str, Cell] = {"operation": op, "sm": name, "variants": len(found)}
+                row |= {
+                    "registers": f"{min(registers)}–{max(registers)}",
+                    "that spill": sum(one.spilled > 0 for one in found),
+                }
+                row["most shared memory, KiB"] = f"{max(one.shared for one in found) / 1024:.1f}"
+                rows.append(row | {"occupancy, %": f"{min(occupancies):.0%}–{max(occupancies):.0%}".replace("%", "")})
+    return rows
+
+
 def _chosen(known: Sequence[str], given: str | None) -> list[str]:
     """
     Raises:
@@ -190,7 +210,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--ops", help=f"some of {','.join(OPS)}; all by default")
     parser.add_argument("--archs", help=f"some of {','.join(map(str, ARCHS))}; all by default")
     parser.add_argument("--output", type=Path, help="also write the figures to this file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="compile nothing: the table of the figures in it")
     arguments = parser.parse_args(argv)
+    if arguments.markdown is not None:
+        figures = json.loads(arguments.markdown.read_text())
+        print(markdown(summary_rows([Compiled(**one) for one in figures["compiled"]])))
+        return
     ops = _chosen(OPS, arguments.ops)
     archs = [int(arch) for arch in _chosen([str(arch) for arch in ARCHS], arguments.archs)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 Cell = str | int | float | bool | None
 
-_PACKAGES = ("pagedd", "torch", "transformers", "numpy")
+_PACKAGES = ("pagedd", "torch", "triton", "transformers", "numpy")
 
 
 def print_report(
@@ -47,6 +47,13 @@ def table(rows: Sequence[Mapping[str, Cell]]) -> str:
         for line in texts
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def markdown(rows: Sequence[Mapping[str, Cell]]) -> str:
+    """The same table for a page; a dash where there is no value."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join("–" if cell is None else str(cell) for cell in row.values()) + " |" for row in rows]
     return "\n".join(lines)
 
 

@@ -14,16 +14,13 @@ counted: a small model of the same kind runs through the same decoder and kernel
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from pagedd.bench.report import Cell, print_report
+from pagedd.bench.recorded_launches import record
+from pagedd.bench.report import Cell, markdown, print_report
 
 CONTEXT_LEN = 4096
 USABLE_SHARE = 0.9  # of a card's memory; the rest is the driver's, the context's and the activations'
@@ -44,6 +41,7 @@ class Card:
 CARDS = (
     Card("RTX 4070 Laptop", 256, 39, 8),
     Card("RTX 4090", 1008, 165, 24),
+    Card("H100", 3350, 989, 80),
     Card("H200", 4800, 989, 141),
 )
 
@@ -191,38 +189,6 @@ def prefill_rows() -> list[dict[str, Cell]]:
 # --- launches ---------------------------------------------------------------------------------------------------------
 
 
-class _CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations of torch that compute something: views and allocations launch nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num_launches = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_free = func.is_view or func.name().startswith(("aten::empty", "aten::new_empty", "aten::detach"))
-        self.num_launches += not is_free
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _counting_triton(counter: _CountLaunches) -> Iterator[None]:
-    """Counts a kernel as one launch, and not what the interpreter does to run it."""
-    from triton.runtime.interpreter import GridExecutor
-
-    run: Callable[..., Any] = GridExecutor.__call__
-
-    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
-        counter.num_launches += 1
-        with torch._C._DisableTorchDispatch():
-            run(self, *args, **kwargs)
-
-    GridExecutor.__call__ = counted
-    try:
-        yield
-    finally:
-        GridExecutor.__call__ = run
-
-
 def count_launches(num_layers: int) -> int:
     """Kernels that a decode step of one sequence launches, up to its logits, in a Llama of so many layers."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
@@ -269,11 +235,10 @@ def count_launches(num_layers: int) -> int:
             block_table=[0],
         )
         batch = build_batch([ScheduledSequence(sequence, 0, 1, [sequence])], 16, loaded.device)
-        counter = _CountLaunches()
-        with torch.inference_mode(), _counting_triton(counter), counter:
-            loaded.model.forward(batch, storage)
+        with torch.inference_mode():
+            recording = record(lambda: loaded.model.forward(batch, storage))
         ops.select_backend(loaded.device)
-    return counter.num_launches
+    return len(recording.launches)
 
 
 def launch_rows() -> list[dict[str, Cell]]:
@@ -300,12 +265,6 @@ def main() -> None:
         print("\n\n".join(markdown(rows) for rows in tables.values()))
     else:
         print_report("roofline", tables["step"], tables, output=args.output)
-
-
-def markdown(rows: list[dict[str, Cell]]) -> str:
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join("–" if cell is None else str(cell) for cell in row.values()) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,11 @@ from pagedd.client.protocol import (
     Prefixes,
     RequestText,
     SetPriority,
+    Sleep,
     Stats,
     StatsFrame,
     UsageReport,
+    Wake,
 )
 
 _LINGER_MS = 500
@@ -229,10 +231,24 @@ class AsyncClient:
         message = SetPriority(id=next(self._ids), target=request_id, priority=priority)
         await self._ask(await self._admin(), message, Ok)
 
-    async def _ask(self, connection: "_Connection", question: ClientMessage, kind: type[_Answer]) -> _Answer:
+    async def sleep(self) -> None:
+        """Give the device back: the engine's process ends when its requests have, and the next request wakes it.
+
+        Through the admin socket. Raises `PageddError("forbidden")`.
+        """
+        await self._ask(await self._admin(), Sleep(id=next(self._ids)), Ok, waits=True)
+
+    async def wake(self) -> None:
+        """Have the engine load now instead of at the next request. Raises like `sleep`."""
+        await self._ask(await self._admin(), Wake(id=next(self._ids)), Ok)
+
+    async def _ask(
+        self, connection: "_Connection", question: ClientMessage, kind: type[_Answer], *, waits: bool = False
+    ) -> _Answer:
+        """`waits`: for as long as it takes, because what is asked for takes its time."""
         inbox = connection.post(question)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(None if waits else self._timeout_s):
                 answer = await inbox.get()
         except TimeoutError:
             raise PageddError(

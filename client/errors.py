@@ -35,6 +35,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "exceeds_kv_pool": ErrorKind(400, "The request could never fit the KV-cache pool, even alone."),
     "no_chat_template": ErrorKind(400, "The model has no chat template."),
     "template_error": ErrorKind(400, "The chat template refused the messages, or did not finish."),
+    "poison_request": ErrorKind(422, "Engines died while this very request ran; it is not tried again for a while."),
     # Who and what
     "model_not_found": ErrorKind(404, "No model of that name is served."),
     "request_not_found": ErrorKind(404, "No live request has that id."),
@@ -50,6 +51,8 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "client_too_slow": ErrorKind(429, "The client did not read its tokens, so the request was ended."),
     "engine_loading": ErrorKind(503, "The model is still loading."),
     "engine_died": ErrorKind(503, "The engine process ended; it is being restarted."),
+    "engine_asleep": ErrorKind(503, "The engine was put to sleep while the request ran; the next request wakes it."),
+    "engine_stalled": ErrorKind(503, "A step of the engine takes very long; if it does not end, another is started."),
     "engine_failed": ErrorKind(503, "The engine could not be started; see the log."),
     "shutting_down": ErrorKind(503, "The daemon is stopping."),
     "daemon_unreachable": ErrorKind(503, "No daemon answers at that socket."),

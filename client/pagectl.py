@@ -43,7 +43,9 @@ EXIT_STATUSES = {
     "queue_full": os.EX_TEMPFAIL,
     "over_quota": os.EX_TEMPFAIL,
     "engine_loading": os.EX_TEMPFAIL,
+    "engine_asleep": os.EX_TEMPFAIL,
     "engine_died": os.EX_TEMPFAIL,
+    "engine_stalled": os.EX_TEMPFAIL,
     "shutting_down": os.EX_TEMPFAIL,
     "forbidden": os.EX_NOPERM,
 }
@@ -156,6 +158,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     cancel = command("cancel", run_cancel, "end a live request of anybody (needs the service owner's rights)")
     cancel.add_argument("request_id", metavar="ID", help="as `pagectl ps` shows it")
+
+    command("sleep", run_sleep, "end the engine and give its memory back; a request wakes it (service owner's rights)")
+    command("wake", run_wake, "start the engine again now (needs the service owner's rights)")
 
     pull = command("pull", run_pull, "fetch a model into the cache and verify it")
     pull.add_argument("name", metavar="NAME", help="a known name, or a Hugging Face name")
@@ -282,6 +287,18 @@ def run_cost(arguments: argparse.Namespace) -> int:
 def run_cancel(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         client.cancel(_clean(arguments.request_id))
+    return 0
+
+
+def run_sleep(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        client.sleep()
+    return 0
+
+
+def run_wake(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        client.wake()
     return 0
 
 

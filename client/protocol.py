@@ -102,6 +102,18 @@ class SetPriority(msgspec.Struct, tag="set_priority", kw_only=True):
     priority: int
 
 
+class Sleep(msgspec.Struct, tag="sleep", kw_only=True):
+    """Admin socket only: end the engine process once its requests have ended; `Ok` when it is gone."""
+
+    id: str
+
+
+class Wake(msgspec.Struct, tag="wake", kw_only=True):
+    """Admin socket only: start the engine process again, as the next request would; `Ok` at once."""
+
+    id: str
+
+
 class GetStats(msgspec.Struct, tag="get_stats", kw_only=True):
     """Ask for one `StatsFrame`; `blocks` adds the block map and every block table. Only here rows have a `preview`."""
 
@@ -148,7 +160,19 @@ class Ping(msgspec.Struct, tag="ping", kw_only=True):
 
 
 ClientMessage = (
-    Generate | Chat | Cancel | SetPriority | GetStats | GetBlock | GetPrefixes | EvictPrefix | GetText | GetUsage | Ping
+    Generate
+    | Chat
+    | Cancel
+    | SetPriority
+    | Sleep
+    | Wake
+    | GetStats
+    | GetBlock
+    | GetPrefixes
+    | EvictPrefix
+    | GetText
+    | GetUsage
+    | Ping
 )
 
 

@@ -163,6 +163,14 @@ class Client:
         """Change a live request's priority through the admin socket."""
         self._wait(self._client.set_priority(request_id, priority))
 
+    def sleep(self) -> None:
+        """Give the device back; the next request wakes the engine. Through the admin socket."""
+        self._wait(self._client.sleep())
+
+    def wake(self) -> None:
+        """Have the engine load now instead of at the next request. Through the admin socket."""
+        self._wait(self._client.wake())
+
     def _start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
         if self._loop.is_closed():
             work.close()

@@ -129,6 +129,15 @@ class DaemonConfig:
     drain_seconds: float = setting(
         5.0, "How long running requests may go on after the signal to stop.", minimum=0, maximum=3600
     )
+    step_timeout_seconds: float = setting(
+        120.0, "A step of the engine that takes longer hangs: another engine is started.", minimum=1, maximum=86_400
+    )
+    load_timeout_seconds: float = setting(
+        1800.0, "So long may one part of the engine's load take, a first compilation too.", minimum=1, maximum=86_400
+    )
+    idle_sleep_seconds: float | None = setting(
+        None, "Without a request for so long, the engine sleeps: all its memory is free.", above=0, none="off"
+    )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
     log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
     # Callers, and what they cost

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
+from pagedd.daemon import fatal_trace
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
@@ -34,6 +35,7 @@ from pagedd.daemon.engine_link import (
     GetPrefixes,
     GetSnapshot,
     Hello,
+    Idle,
     LoadFailed,
     Loading,
     Prefixes,
@@ -46,6 +48,7 @@ from pagedd.daemon.engine_link import (
     StepDone,
 )
 from pagedd.daemon.engine_socket import EngineSocket
+from pagedd.daemon.engine_watch import TICK_S, EngineWatch, Progress, SilenceLimits
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
@@ -68,6 +71,9 @@ _ENGINE_ENVIRONMENT = {
 }
 _HELLO_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 3.0
+# A hung engine gets this long to write where it hangs, and the kernel this long to end it.
+_TRACE_S = 0.5
+_KILL_TIMEOUT_S = 10.0
 
 
 _Answer = TypeVar("_Answer", Snapshot, Block, Prefixes, Evicted)
@@ -79,13 +85,15 @@ class EngineState(Enum):
     STARTING = "starting"  # nothing loads yet: the model is being fetched or the process comes up
     LOADING = "loading"
     READY = "ready"
+    STALLED = "stalled"  # it was ready, and has been in one step for long
     RESTARTING = "restarting"  # it died; the next one starts after a pause
     FAILED = "failed"  # it cannot be started; `detail` says why
+    ASLEEP = "asleep"  # there is none, on purpose, until somebody wakes it
     STOPPED = "stopped"
 
 
 class EngineHost:
-    """The engine as the front sees it.
+    """The engine as the front sees it. `on_lost` tells of one that died, `on_ended` of one that was to end.
 
     Attributes:
         state, progress, detail: for people and for `/health`; `progress` is 0–1 of the load.
@@ -93,16 +101,24 @@ class EngineHost:
         info: what the engine chose, once it is ready; None while there is none.
         stats: the newest figures; None while there is no engine.
         pid: of the engine process; None while there is none.
+        trace: where the threads of the newest engine that died were, as far as it could say.
         num_restarts: engines that died and were replaced.
-        on_preempted, on_outputs, on_refused, on_lost, on_state: set by `Service`.
+        on_preempted, on_outputs, on_refused, on_lost, on_ended, on_state: set by `Service`.
     """
 
     def __init__(
-        self, socket_path: Path, command: Sequence[str] | None = None, policy: RestartPolicy | None = None
+        self,
+        socket_path: Path,
+        command: Sequence[str] | None = None,
+        policy: RestartPolicy | None = None,
+        silence: SilenceLimits | None = None,
     ) -> None:
         """`socket_path` is where front and engine meet; `command` is what to run instead of the engine process."""
         self._policy = policy or RestartPolicy()
+        self._silence = silence or SilenceLimits()
+        self._watch = EngineWatch(self._silence)
         self._socket_path = socket_path
+        self._trace_path = socket_path.with_suffix(".trace")
         self._command = tuple(command or ENGINE_COMMAND)
         self._socket: EngineSocket | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -113,6 +129,8 @@ class EngineHost:
         self._load_failure: PageddError | None = None
         self._ready_since_s: float | None = None
         self._stopping = asyncio.Event()
+        self._wakes = asyncio.Event()
+        self._nap = False
         self._changed = asyncio.Event()
 
         self.state = EngineState.STARTING
@@ -122,11 +140,13 @@ class EngineHost:
         self.info: EngineInfo | None = None
         self.stats: EngineStats | None = None
         self.pid: int | None = None
+        self.trace = ""
         self.num_restarts = 0
         self.on_preempted: Callable[[list[Preemption]], None] = lambda preemptions: None
         self.on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
         self.on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
         self.on_lost: Callable[[str], None] = lambda reason: None
+        self.on_ended: Callable[[], None] = lambda: None
         self.on_state: Callable[[], None] = lambda: None
 
     # What the service asks
@@ -187,6 +207,10 @@ class EngineHost:
                 raise PageddError("engine_loading", f"{self.describe()}; try again shortly")
             case EngineState.RESTARTING:
                 raise PageddError("engine_died", f"{self.detail}; try again shortly")
+            case EngineState.STALLED:
+                raise PageddError("engine_stalled", f"{self.detail}; try again shortly")
+            case EngineState.ASLEEP:
+                raise PageddError("engine_asleep", "the engine has just been put to sleep; try again")
             case EngineState.FAILED:
                 raise PageddError("engine_failed", f"{self.detail}; see the daemon's log")
             case EngineState.STOPPED:
@@ -218,25 +242,62 @@ class EngineHost:
         """Returns at the next change of state, progress or detail."""
         await self._changed.wait()
 
+    @property
+    def is_napping(self) -> bool:
+        """From `begin_nap` until the engine is ready again, or fails."""
+        return self._nap
+
+    def begin_nap(self) -> None:
+        """Whoever asks from now on waits for the next engine. Raises like `submit`."""
+        self.check_ready()
+        self._nap = True
+        self._wakes.clear()
+
+    async def sleep(self) -> None:
+        """Ends the engine process after `begin_nap`, and starts none until `wake`."""
+        await self._ask_to_exit()
+        while self.state not in (EngineState.ASLEEP, EngineState.STOPPED) and not self._wakes.is_set():
+            await self.wait_changed()
+
+    def wake(self) -> None:
+        """Starts the engine again when it sleeps. No effect when it does not."""
+        self._wakes.set()
+
     async def stop(self) -> None:
         """Ends the engine process, kindly when it is ready and at once when it loads. Safe to call twice."""
-        is_serving = self.state is EngineState.READY
+        is_serving = self.state in (EngineState.READY, EngineState.STALLED)
         self._stopping.set()
+        self._wakes.set()
         if self.state is not EngineState.FAILED:
             self._enter(EngineState.STOPPED, "")
         if self._supervisor is None:
             return
-        if is_serving and self._socket is not None:
-            self._socket.send(Exit())
-            await asyncio.wait([self._supervisor], timeout=_EXIT_TIMEOUT_S)
+        if is_serving:
+            await self._ask_to_exit()
         self._kill()
         await self._supervisor
+
+    async def _ask_to_exit(self) -> None:
+        """Returns when the engine process has ended, or is killed because it does not within `_EXIT_TIMEOUT_S`."""
+        process = self._process
+        if self._socket is None or process is None:
+            return
+        self._socket.send(Exit())
+        try:
+            await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
 
     # The life of engines
 
     async def _supervise(self, arguments: tuple[str, ...]) -> None:
         try:
             await self._keep_running(arguments)
+        except PageddError as error:
+            log.error("%s", error)
+            self._forget_engine(error.message)
+            self._fail(error)
         except Exception:
             # Nobody would start another engine, so nobody must go on waiting for one.
             log.exception("fault in the supervision of the engine process")
@@ -250,6 +311,14 @@ class EngineHost:
             self._forget_engine(reason)
             if self._stopping.is_set():
                 return
+            if self._nap and ready_since_s is not None:
+                self._enter(EngineState.ASLEEP, "a request wakes it")
+                log.info("the engine sleeps; its process has ended")
+                await self._wakes.wait()
+                if self._stopping.is_set():
+                    return
+                continue
+            self._nap = False
             had_fallen_back = self.has_fallen_back
             if ready_since_s is None:
                 code = self._load_failure.code if self._load_failure is not None else None
@@ -270,7 +339,10 @@ class EngineHost:
                 return
 
     async def _run_once(self, arguments: tuple[str, ...]) -> str:
-        """One engine process from its start to its end; returns how it ended, in words."""
+        """One engine process from its start to its end; returns how it ended, in words.
+
+        Raises `PageddError("engine_failed")` when it cannot be ended.
+        """
         self._load_failure = None
         self._enter(EngineState.STARTING, "engine process")
         self._has_said_hello = False
@@ -282,6 +354,8 @@ class EngineHost:
                 ipc(self._socket_path),
                 "--parent",
                 str(os.getpid()),
+                "--trace",
+                str(self._trace_path),
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=_ENGINE_ENVIRONMENT | os.environ,
@@ -290,7 +364,7 @@ class EngineHost:
             if self._stopping.is_set():
                 self._kill()
             hello_timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT_S, self._kill_if_mute)
-            status = await process.wait()
+            hung = await self._watch_until_exit(process)
             hello_timer.cancel()
         except OSError as error:
             return f"the engine process could not be started: {error}"
@@ -298,12 +372,59 @@ class EngineHost:
             if self._socket is not None:
                 self._socket.close()
             self._socket = self._process = self.pid = None
+            self.trace = fatal_trace.take(self._trace_path)
         if self._load_failure is not None:
             return f"the engine could not load: {self._load_failure}"
-        return f"the engine process (pid {process.pid}) {_how_it_ended(status)}"
+        return f"the engine process (pid {process.pid}) {hung or _how_it_ended(process.returncode or 0)}"
+
+    async def _watch_until_exit(self, process: asyncio.subprocess.Process) -> str | None:
+        """Returns when the process has ended; why it had to be, when it hung."""
+        exit = asyncio.create_task(process.wait())
+        self._watch = EngineWatch(self._silence)
+        try:
+            while not exit.done():
+                await asyncio.wait({exit}, timeout=TICK_S)
+                if not exit.done() and (hung := self._look()) is not None:
+                    log.error("the engine process (pid %d) %s; it is ended", process.pid, hung)
+                    await self._end_hung(process, exit)
+                    return hung
+            return None
+        finally:
+            exit.cancel()
+
+    def _look(self) -> str | None:
+        """What to say of an engine whose step or load does not end; None while it may still."""
+        if self.state not in (EngineState.LOADING, EngineState.READY, EngineState.STALLED):
+            self._watch.heard()  # nothing is asked of it yet
+            return None
+        is_loading = self.state is EngineState.LOADING
+        match self._watch.tick(is_loading=is_loading):
+            case Progress.HUNG if is_loading:
+                return f"hung: its load did not get on for {self._silence.load_s:g} s ({self.detail})"
+            case Progress.HUNG:
+                return f"hung: no step ended within {self._silence.hung_s:g} s"
+            case Progress.STALLED if self.state is EngineState.READY:
+                self._enter(EngineState.STALLED, f"no step has ended for over {self._silence.stalled_s:g} s", 1.0)
+                log.warning("the engine process is %s", self.describe())
+        return None
+
+    async def _end_hung(self, process: asyncio.subprocess.Process, exit: "asyncio.Task[int]") -> None:
+        """Has it write where it hangs, then kills it. Raises `PageddError("engine_failed")` when that has no effect."""
+        with suppress(ProcessLookupError):
+            process.send_signal(fatal_trace.TRACE_SIGNAL)
+        await asyncio.wait({exit}, timeout=_TRACE_S)
+        self._kill()
+        await asyncio.wait({exit}, timeout=_KILL_TIMEOUT_S)
+        if not exit.done():
+            raise PageddError("engine_failed", f"the hung engine process (pid {process.pid}) cannot be ended")
 
     def _on_message(self, message: FromEngine) -> None:
+        self._watch.heard()
+        if self.state is EngineState.STALLED:
+            self._enter(EngineState.READY, "", 1.0)
         match message:
+            case Idle():
+                pass
             case StepDone(outputs=outputs, stats=stats, preemptions=preemptions):
                 self.stats = stats
                 if preemptions:
@@ -324,6 +445,7 @@ class EngineHost:
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
                 self._ready_since_s = time.monotonic()
+                self._nap = False
                 self._enter(EngineState.READY, "", 1.0)
             case LoadFailed(code=code, message=text):
                 self._load_failure = PageddError(code, text)
@@ -335,6 +457,7 @@ class EngineHost:
         """When both are there, the engine process and the order to load."""
         if self._has_said_hello and self._config is not None and self._socket is not None:
             self._enter(EngineState.LOADING, "libraries")
+            self._watch.heard()
             config = on_the_cpu(self._config) if self.has_fallen_back else self._config
             self._socket.send(Start(config=config))
 
@@ -365,7 +488,10 @@ class EngineHost:
         if self.info is not None:
             try:
                 # With the last figures still there, for whoever sums them up.
-                self.on_lost(reason)
+                if self._nap or self._stopping.is_set():
+                    self.on_ended()
+                else:
+                    self.on_lost(reason)
             except Exception:
                 log.exception("fault while the loss of the engine was told; the next one starts all the same")
         self.info = self.stats = None

@@ -2,8 +2,9 @@
 
 The engine process sends `Hello` when it is up; the front answers `Start` once it knows what to load; `Loading` follows
 until `Ready` or `LoadFailed`, which the front answers with `Exit`.
-From then on the front sends `Add`, `Abort`, … at any time and the engine sends one `StepDone` per step. Questions
-(`Get…`, `EvictPrefix`) are answered in the order in which they came, between two steps.
+From then on the front sends `Add`, `Abort`, … at any time and the engine sends one `StepDone` per step, and `Idle` now
+and then while there is none. Questions (`Get…`, `EvictPrefix`) are answered in the order in which they came, between
+two steps.
 No torch on this side of the import graph: only the engine's torch-free modules.
 """
 
@@ -89,6 +90,10 @@ class StepDone(msgspec.Struct, tag="step"):
     preemptions: list[Preemption] = []
 
 
+class Idle(msgspec.Struct, tag="idle"):
+    """There is no work, and the loop is alive."""
+
+
 class Refused(msgspec.Struct, tag="refused"):
     """The engine would not take an `Add`; the request has no other message."""
 
@@ -118,7 +123,7 @@ class Evicted(msgspec.Struct, tag="evicted"):
 
 
 Answer = Snapshot | Block | Prefixes | Evicted
-FromEngine = Hello | Loading | Ready | LoadFailed | StepDone | Refused | Answer
+FromEngine = Hello | Loading | Ready | LoadFailed | StepDone | Idle | Refused | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToEngine)

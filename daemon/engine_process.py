@@ -14,11 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import zmq
 
-from pagedd.daemon import logs
+from pagedd.daemon import fatal_trace, logs
 from pagedd.daemon.engine_link import (
     Abort,
     Add,
@@ -32,6 +33,7 @@ from pagedd.daemon.engine_link import (
     GetPrefixes,
     GetSnapshot,
     Hello,
+    Idle,
     LoadFailed,
     Loading,
     Prefixes,
@@ -61,6 +63,8 @@ LOAD_FAILED_STATUS = 3
 CRASH_STATUS = 70
 
 _LOADING_INTERVAL_S = 0.05
+# The front ends an engine that says nothing for long (`engine_watch.py`).
+_IDLE_INTERVAL_MS = 1000
 # How long a last message may take to leave before the process goes.
 _FAREWELL_MS = 2000
 
@@ -147,7 +151,10 @@ def obey(link: Link, engine: EngineLike) -> bool:
 
     Waits for one when there is no work. False: told to exit.
     """
-    message = link.receive(timeout_ms=0 if engine.has_work else -1)
+    message = link.receive(timeout_ms=0 if engine.has_work else _IDLE_INTERVAL_MS)
+    while message is None and not engine.has_work:
+        link.send(Idle())
+        message = link.receive(timeout_ms=_IDLE_INTERVAL_MS)
     changed = False
     while message is not None:
         if isinstance(message, Exit):
@@ -217,8 +224,12 @@ def import_engine() -> CreateEngine:
     return create_engine
 
 
-def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -> int:
-    """The life of the process once it is connected; the exit status."""
+def run(
+    link: Link,
+    import_engine: Callable[[], CreateEngine] = import_engine,
+    keep_trace: Callable[[BaseException], None] = lambda error: None,
+) -> int:
+    """The life of the process once it is connected; the exit status. `keep_trace` hears what it dies of."""
     link.send(Hello(pid=os.getpid()))
     try:
         # The front may still be looking for the model.
@@ -246,8 +257,9 @@ def run(link: Link, import_engine: Callable[[], CreateEngine] = import_engine) -
         serve(link, engine)
     except LinkLost:
         log.warning("the front closed the link; the engine ends")
-    except Exception:
+    except Exception as error:
         log.exception("fault in the engine; the front will start a new one")
+        keep_trace(error)
         return CRASH_STATUS
     return 0
 
@@ -263,6 +275,7 @@ def main(argv: list[str] | None = None, import_engine: Callable[[], CreateEngine
     parser = argparse.ArgumentParser(description="Started by pagedd; not a command for people.")
     parser.add_argument("--link", required=True)
     parser.add_argument("--parent", required=True, type=int)
+    parser.add_argument("--trace", type=Path, help="file for where it died")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", default="auto")
     options = parser.parse_args(argv)
@@ -272,9 +285,10 @@ def main(argv: list[str] | None = None, import_engine: Callable[[], CreateEngine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.setup(options.log_level, options.log_format)
+    keep_trace = fatal_trace.arm(options.trace)
     link = Link(options.link)
     try:
-        return run(link, import_engine)
+        return run(link, import_engine, keep_trace)
     finally:
         link.close()
 

@@ -30,6 +30,8 @@ _TELLING = frozenset(
         "client_too_slow",
         "engine_died",
         "engine_failed",
+        "engine_stalled",
+        "engine_asleep",
         "engine_loading",
         "shutting_down",
         "out_of_memory",
@@ -83,6 +85,10 @@ class EventLog:
             self.add("engine", f"ready: {info.num_blocks} blocks of {info.block_size} tokens on {info.device_name}")
         elif state is EngineState.RESTARTING:
             self.add("engine", f"{detail}; another is started")
+        elif state is EngineState.ASLEEP:
+            self.add("engine", "sleeps; the next request wakes it")
+        elif state is EngineState.STALLED:
+            self.add("engine", f"stalled: {detail}")
         elif state is EngineState.FAILED:
             self.add("engine", f"failed: {detail}")
 

@@ -19,6 +19,7 @@ from aiohttp import web
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.errors import ERROR_KINDS, PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
+from pagedd.daemon.activation import Inherited
 from pagedd.daemon.api_keys import ApiKey, check_names, read_api_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
@@ -77,9 +78,12 @@ _OPEN_PATHS = frozenset({"/health", "/ready"})
 class HttpApi:
     """Serves `service` on `endpoints.http`, and on `config.http_port` to those with a key of `config.api_key_file`."""
 
-    def __init__(self, service: Service, config: DaemonConfig, endpoints: Endpoints) -> None:
+    def __init__(
+        self, service: Service, config: DaemonConfig, endpoints: Endpoints, inherited: Inherited | None = None
+    ) -> None:
         self._service = service
         self._path = endpoints.http
+        self._inherited_fd = (inherited or {}).get(endpoints.http)
         self._config = config
         self._keys: list[ApiKey] = []
         self._runners: list[web.AppRunner] = []
@@ -94,7 +98,10 @@ class HttpApi:
         if self._config.api_key_file is not None:
             self._keys = read_api_keys(self._config.api_key_file)
             check_names(self._config.quota.key, self._keys)
-        await self._serve(self._unix_door, _bind_unix(self._path))
+        if self._inherited_fd is not None:
+            await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd))
+        else:
+            await self._serve(self._unix_door, _bind_unix(self._path))
         if self._config.http_port is not None:
             await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
 
@@ -104,7 +111,7 @@ class HttpApi:
             listener.close()
         for runner in self._runners:
             await runner.cleanup()
-        if self._runners:
+        if self._runners and self._inherited_fd is None:
             self._path.unlink(missing_ok=True)
         self._runners.clear()
         self._listeners.clear()

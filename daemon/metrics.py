@@ -55,6 +55,10 @@ _ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float | None]]] = {
         "What one slab of max_model_len a sequence would waste for the same tokens.",
         lambda stats: stats.contiguous_fragmentation,
     ),
+    "pagedd:token_budget": (
+        "Tokens that a step may compute now; fewer than configured after the device's memory ran out.",
+        lambda stats: stats.token_budget,
+    ),
     "pagedd:oldest_wait_seconds": ("How long the first in the queue has waited.", lambda stats: stats.oldest_wait_s),
     "pagedd:batch_occupancy_ratio": (
         "Running sequences over seats.",

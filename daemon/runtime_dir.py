@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,13 +21,16 @@ ADMIN_MODE = 0o600
 class RuntimeLock:
     """Held for as long as this process owns `endpoints`. The kernel drops it with the process, however that ends."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
-        """Makes the directory, takes the lock and removes sockets that nobody answers on.
+    def __init__(self, endpoints: Endpoints, inherited: Collection[Path] = ()) -> None:
+        """`inherited` are sockets that somebody else holds for this process: they are left as they are.
+
+        Makes the directory, takes the lock and removes sockets that nobody answers on.
 
         Raises `PageddError`: `already_running` when another daemon has the directory, `invalid_setting` when the
         directory cannot be made or is not safe to use.
         """
-        self._sockets = (endpoints.requests, endpoints.stats, endpoints.admin, endpoints.http, endpoints.engine)
+        all_sockets = (endpoints.requests, endpoints.stats, endpoints.admin, endpoints.http, endpoints.engine)
+        self._sockets = [path for path in all_sockets if path not in inherited]
         try:
             create_directory(endpoints)
             # Never removed: whoever waits on a removed file would hold a lock that nobody else can see.

@@ -24,10 +24,12 @@ import zmq
 
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
-from pagedd.daemon import logs, systemd
+from pagedd.daemon import fatal_trace, logs, systemd
+from pagedd.daemon.activation import Inherited, inherited_sockets
 from pagedd.daemon.advice_metrics import AdviceCollector
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.engine_watch import SilenceLimits
 from pagedd.daemon.gpus import freest_device, load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
@@ -58,6 +60,7 @@ def run(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
     Raises `PageddError` when the daemon cannot serve, now or any more.
     """
     logs.setup(config.log_level, config.log_format)
+    fatal_trace.arm()
     raise_descriptor_limit()
     uvloop.run(serve(config, read_config))
 
@@ -65,9 +68,10 @@ def run(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
 async def serve(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
     """See `run`."""
     endpoints = server_endpoints(config.runtime_dir)
-    lock = RuntimeLock(endpoints)
+    inherited = inherited_sockets()
+    lock = RuntimeLock(endpoints, inherited)
     try:
-        await Daemon(config, read_config, endpoints).run()
+        await Daemon(config, read_config, endpoints, inherited).run()
     finally:
         lock.release()
 
@@ -75,10 +79,13 @@ async def serve(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -
 class Daemon:
     """One run of the daemon over one runtime directory, which it must own."""
 
-    def __init__(self, config: DaemonConfig, read_config: Callable[[], DaemonConfig], endpoints: Endpoints) -> None:
+    def __init__(
+        self, config: DaemonConfig, read_config: Callable[[], DaemonConfig], endpoints: Endpoints, inherited: Inherited
+    ) -> None:
         self._config = config
         self._endpoints = endpoints
-        self._host = EngineHost(endpoints.engine, policy=RestartPolicy(can_fall_back=config.device_fallback == "cpu"))
+        policy = RestartPolicy(can_fall_back=config.device_fallback == "cpu")
+        self._host = EngineHost(endpoints.engine, policy=policy, silence=SilenceLimits.of(config))
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
         self._service.read_machine = self._read_machine
@@ -87,8 +94,8 @@ class Daemon:
         registry.register(MeteringCollector(self._service.metering))
         registry.register(AdviceCollector(lambda: self._service.doctor.advice(self._host.info)))
         self._apis: list[HttpApi | ZmqApi] = [
-            HttpApi(self._service, config, endpoints),
-            ZmqApi(self._service, endpoints),
+            HttpApi(self._service, config, endpoints, inherited),
+            ZmqApi(self._service, endpoints, inherited),
         ]
         self._reloader = Reloader(
             config,
@@ -105,6 +112,7 @@ class Daemon:
     async def run(self) -> None:
         """Returns after a signal and a drain. Raises `PageddError` when model or engine cannot be had."""
         self._listen_to_signals()
+        watchdog = asyncio.create_task(_feed_watchdog())
         stop = asyncio.create_task(self._stop_requested.wait())
         life = asyncio.create_task(self._load_and_watch())
         try:
@@ -116,6 +124,7 @@ class Daemon:
             life.cancel()
             await asyncio.wait({life})
             await self._shut_down()
+            watchdog.cancel()
 
     async def _load_and_watch(self) -> NoReturn:
         try:
@@ -131,6 +140,7 @@ class Daemon:
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
         meter = asyncio.create_task(self._meter())
+        sleeper = asyncio.create_task(self._sleep_when_idle())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
@@ -148,6 +158,7 @@ class Daemon:
         finally:
             teller.cancel()
             meter.cancel()
+            sleeper.cancel()
 
     def _report(self, line: str) -> None:
         log.info("%s", line)
@@ -171,6 +182,15 @@ class Daemon:
         while not self._was_ready:
             systemd.notify(f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}", f"STATUS={self._host.describe()}")
             await asyncio.sleep(_TELL_INTERVAL_S)
+
+    async def _sleep_when_idle(self) -> None:
+        if (limit_s := self._config.idle_sleep_seconds) is None:
+            return
+        while True:
+            await asyncio.sleep(min(_METER_INTERVAL_S, limit_s))
+            if self._service.idle_s >= limit_s:
+                log.info("no request for %g s", limit_s)
+                await self._service.sleep()
 
     async def _meter(self) -> None:
         """Once a second: energy, and a look at how the engine does."""
@@ -243,6 +263,14 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+async def _feed_watchdog() -> None:
+    """From the loop that does the work: systemd replaces a daemon in which it stands still."""
+    if (interval_s := systemd.watchdog_interval_s()) is not None:
+        while True:
+            systemd.notify("WATCHDOG=1")
+            await asyncio.sleep(interval_s)
 
 
 def how_to_talk(endpoints: Endpoints, environ: Mapping[str, str] = os.environ) -> str:

@@ -10,15 +10,18 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate, StatsFrame
-from pagedd.daemon import admission
+from pagedd.daemon import admission, poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.crash_reports import Crash, CrashReports, InFlight, state_directory
 from pagedd.daemon.doctor import Doctor
+from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.frames import Frames
 from pagedd.daemon.host import Host
@@ -53,7 +56,11 @@ _RETRY_AFTER_S = (1, 60)
 
 @dataclass(slots=True, eq=False)
 class LiveEntry:
-    """One live request with what only the service knows of it. Mutated only by `Service`."""
+    """One live request with what only the service knows of it. Mutated only by `Service`.
+
+    Attributes:
+        digest: once it is admitted, what stands for it in `poison.py` and crash reports.
+    """
 
     request: LiveRequest
     message: Generate | Chat
@@ -61,6 +68,7 @@ class LiveEntry:
     send: Sink
     times: RequestTimes
     meter: Meter
+    digest: bytes = b""
 
 
 class Service:
@@ -86,17 +94,22 @@ class Service:
         self.started_unix_s = int(time.time())
         self._config = config
         self._live: dict[str, LiveEntry] = {}
+        self._suspects = poison.Suspects()
+        self._crash_reports = CrashReports(state_directory() / "crashes")
         self._admissions: set[asyncio.Task[None]] = set()
         self._frames = Frames(self)
         self._is_draining = False
         self._has_drained = asyncio.Event()
+        self._request_ended = asyncio.Event()
+        self._idle_since_s = time.monotonic()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
         self.metrics = Metrics(self._engine_figures)
         host.on_preempted = self._on_preempted
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
         host.on_lost = self._on_lost
-        host.on_state = lambda: self.events.engine_is(host.state, host.detail, host.info)
+        host.on_ended = self._on_ended
+        host.on_state = self._on_state
 
     # Life
 
@@ -130,6 +143,29 @@ class Service:
         if self.model is not None:
             self.model.close()
 
+    # Sleep
+
+    async def sleep(self) -> None:
+        """Gives the device back: running requests may end as when the daemon stops, then the engine process goes.
+
+        The next request starts it again, and waits for it. Raises `PageddError` when there is no engine that could end.
+        """
+        if self.host.is_napping:
+            return
+        self.host.begin_nap()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_seconds):
+                while self._running():
+                    await self._request_ended.wait()
+        await self.host.sleep()
+
+    @property
+    def idle_s(self) -> float:
+        """How long the engine has been ready without a request; 0 while there is one, or no engine."""
+        if self._live or self.host.state is not EngineState.READY:
+            return 0.0
+        return time.monotonic() - self._idle_since_s
+
     # Requests
 
     def start(self, messages: Sequence[Generate | Chat], caller: Caller, send: Sink) -> list[str]:
@@ -141,14 +177,17 @@ class Service:
         now_s = time.monotonic()
         entries = [self._entry(message, caller, send, now_s) for message in messages]
         ids = [entry.request.request_id for entry in entries]
+        is_held = self.host.is_napping
         try:
             model = self._check_door(entries)
+            if not is_held:
+                self._enter_quotas(entries, model)
         except PageddError as error:
             self._refuse(entries, error)
             return ids
         for entry in entries:
             self._live[entry.request.request_id] = entry
-        task = asyncio.get_running_loop().create_task(self._admit(entries, model))
+        task = asyncio.get_running_loop().create_task(self._admit(entries, model, is_held))
         self._admissions.add(task)
         task.add_done_callback(self._admissions.discard)
         return ids
@@ -222,7 +261,8 @@ class Service:
         if self._is_draining:
             raise PageddError("shutting_down", "the daemon is stopping; try again when it is back")
         model = self.served_model()
-        self.host.check_ready()
+        if not self.host.is_napping:
+            self.host.check_ready()
         return model
 
     @property
@@ -260,14 +300,17 @@ class Service:
 
     def _check_door(self, entries: Sequence[LiveEntry]) -> ServedModel:
         """What can be refused at once, before anything is allocated for the request."""
-        model, info = self.check_open(), self._engine_info()
+        model = self.check_open()
         messages = [entry.message for entry in entries]
         for message in messages:
             admission.check_message(message, model.name)
         admission.check_num_choices(messages, self._config.max_prompts_per_request)
         self._check_queue(sum(message.sampling.n for message in messages))
-        self.metering.enter([(entry.meter, entry.message) for entry in entries], model.max_token_bytes, info)
         return model
+
+    def _enter_quotas(self, entries: Sequence[LiveEntry], model: ServedModel) -> None:
+        pairs = [(entry.meter, entry.message) for entry in entries]
+        self.metering.enter(pairs, model.max_token_bytes, self._engine_info())
 
     def _check_queue(self, num_new: int) -> None:
         """The queue is the live choices that cannot have a seat, whatever the engine is doing with the others."""
@@ -280,9 +323,16 @@ class Service:
                 f"try again in {self.retry_after_s} s",
             )
 
-    async def _admit(self, entries: list[LiveEntry], model: ServedModel) -> None:
-        """Validates and tokenizes all, then submits all: a bad prompt among many leaves nothing behind."""
+    async def _admit(self, entries: list[LiveEntry], model: ServedModel, is_held: bool) -> None:
+        """Validates and tokenizes all, then submits all: a bad prompt among many leaves nothing behind.
+
+        `is_held`: the engine sleeps, and they wait until it is awake.
+        """
         try:
+            if is_held:
+                await self._awake()
+                entries = [entry for entry in entries if not entry.request.has_ended]
+                self._enter_quotas(entries, model)
             requests = [await self._engine_request(entry, model) for entry in entries]
             # Whoever left meanwhile holds nothing any more, and must not begin to.
             live = [pair for pair in zip(entries, requests, strict=True) if not pair[0].request.has_ended]
@@ -306,7 +356,7 @@ class Service:
         if entry.message.cache_salt is None:
             self.doctor.saw_prompt(token_ids, extras)
         info = self._engine_info()  # again, because another engine may have started meanwhile
-        return admission.to_engine_request(
+        request = admission.to_engine_request(
             entry.message,
             entry.request.request_id,
             token_ids,
@@ -315,6 +365,16 @@ class Service:
             eos_token_ids=model.prepared.eos_token_ids,
             cache_extras=extras,
         )
+        entry.digest = poison.digest(request)
+        self._suspects.check(entry.digest)
+        return request
+
+    async def _awake(self) -> None:
+        """Wakes the engine. Raises `PageddError` when it cannot be had."""
+        self.host.wake()
+        while self.host.is_napping:
+            await self.host.wait_changed()
+        self.host.check_ready()
 
     def _engine_info(self) -> EngineInfo:
         self.host.check_ready()
@@ -352,9 +412,38 @@ class Service:
 
     def _on_lost(self, reason: str) -> None:
         self._engine_figures.engine_lost()
-        for entry in list(self._live.values()):
-            if entry.request.phase is Phase.RUNNING:
-                self._apply(entry, Broken("engine_died", reason))
+        lost = self._running()
+        self._suspects.engine_died(entry.digest for entry in lost)
+        self._crash_reports.keep(self._crash(reason, lost))
+        for entry in lost:
+            self._apply(entry, Broken("engine_died", reason))
+
+    def _on_ended(self) -> None:
+        self._engine_figures.engine_lost()
+        for entry in self._running():
+            self._apply(entry, Broken("engine_asleep", "it did not end in time; send it again to wake the engine"))
+
+    def _on_state(self) -> None:
+        self.events.engine_is(self.host.state, self.host.detail, self.host.info)
+        self._idle_since_s = time.monotonic()
+
+    def _running(self) -> list[LiveEntry]:
+        return [entry for entry in self._live.values() if entry.request.phase is Phase.RUNNING]
+
+    def _crash(self, reason: str, lost: Sequence[LiveEntry]) -> Crash:
+        in_flight = tuple(
+            InFlight(
+                entry.request.request_id,
+                entry.digest,
+                entry.caller.name,
+                entry.request.num_prompt_tokens,
+                entry.request.num_output_tokens,
+            )
+            for entry in lost
+        )
+        return Crash(
+            reason=reason, trace=self.host.trace, info=self.host.info, stats=self.host.stats, in_flight=in_flight
+        )
 
     # Carrying out
 
@@ -395,8 +484,13 @@ class Service:
         request = entry.request
         if self._live.pop(request.request_id, None) is None:
             return  # refused before it was live
+        self._idle_since_s = time.monotonic()
+        self._request_ended.set()
+        self._request_ended.clear()
         self.metering.leave(entry.meter, is_callers_doing=request.outcome != "error")
         was_admitted = request.num_prompt_tokens > 0
+        if request.outcome in ("stop", "length"):
+            self._suspects.clear(entry.digest)
         if was_admitted and request.outcome is not None and request.outcome != "error":
             self.metrics.finished(
                 entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()

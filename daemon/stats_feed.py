@@ -9,9 +9,9 @@ from pathlib import Path
 
 import zmq
 
-from pagedd.client.endpoints import ipc
 from pagedd.client.protocol import encode
-from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
+from pagedd.daemon import activation
+from pagedd.daemon.runtime_dir import REQUESTS_MODE
 from pagedd.daemon.service import Service
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,13 @@ _SEND_HIGH_WATER = 2
 class StatsFeed:
     """Publishes `service.stats_frame(blocks=True)` on an XPUB socket."""
 
-    def __init__(self, service: Service, context: "zmq.Context[zmq.Socket[bytes]]", path: Path) -> None:
+    def __init__(
+        self,
+        service: Service,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        path: Path,
+        inherited: activation.Inherited,
+    ) -> None:
         """Binds `path`. Raises `zmq.ZMQError` when it is taken."""
         self._service = service
         self._topics: set[bytes] = set()
@@ -34,8 +40,7 @@ class StatsFeed:
         self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER)
         # A subscription is short; nothing else is expected from this side.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)
-        with socket_mode(REQUESTS_MODE):
-            self._socket.bind(ipc(path))
+        activation.bind(self._socket, path, REQUESTS_MODE, inherited)
         self._loop.add_reader(self._socket.fileno(), self._read_subscriptions)
         # A descriptor tells of what comes after the last look, so there must be a first one.
         self._read_subscriptions()

@@ -1,4 +1,4 @@
-"""Tells systemd how the service is doing: sd_notify(3) in a few lines, without libsystemd.
+"""Tells systemd how the service is doing: sd_notify(3) and sd_watchdog_enabled(3) in a few lines, without libsystemd.
 
 Outside systemd (no `NOTIFY_SOCKET`) every call does nothing.
 """
@@ -25,3 +25,12 @@ def notify(*assignments: str, environ: Mapping[str, str] = os.environ) -> bool:
         except OSError:
             return False
     return True
+
+
+def watchdog_interval_s(environ: Mapping[str, str] = os.environ) -> float | None:
+    """How often `WATCHDOG=1` is to be said: thrice in the time that systemd waits for it. None: nobody waits."""
+    try:
+        usec, pid = int(environ["WATCHDOG_USEC"]), int(environ.get("WATCHDOG_PID", os.getpid()))
+    except (KeyError, ValueError):
+        return None
+    return usec / 3e6 if usec > 0 and pid == os.getpid() else None

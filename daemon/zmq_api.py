@@ -33,9 +33,12 @@ from pagedd.client.protocol import (
     Ping,
     Pong,
     SetPriority,
+    Sleep,
+    Wake,
     decode_client,
     encode,
 )
+from pagedd.daemon.activation import Inherited
 from pagedd.daemon.admission import Limit
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.frames import VERSION
@@ -58,9 +61,10 @@ _MAX_QUESTIONS_UNDER_WAY = 64
 class ZmqApi:
     """Serves `service` on the three ZeroMQ sockets of `endpoints`."""
 
-    def __init__(self, service: Service, endpoints: Endpoints) -> None:
+    def __init__(self, service: Service, endpoints: Endpoints, inherited: Inherited | None = None) -> None:
         self._service = service
         self._endpoints = endpoints
+        self._inherited = inherited or {}
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._doors: list[_Door] = []
         self._feed: StatsFeed | None = None
@@ -73,8 +77,8 @@ class ZmqApi:
             (_RequestsDoor, self._endpoints.requests, REQUESTS_MODE),
             (_AdminDoor, self._endpoints.admin, ADMIN_MODE),
         ):
-            self._doors.append(door(self._service, inspection, self._context, path, mode))
-        self._feed = StatsFeed(self._service, self._context, self._endpoints.stats)
+            self._doors.append(door(self._service, inspection, self._context, path, mode, self._inherited))
+        self._feed = StatsFeed(self._service, self._context, self._endpoints.stats, self._inherited)
 
     async def close(self) -> None:
         """Lets the last messages leave for a moment and closes. Clients that do not read cannot delay it further."""
@@ -98,6 +102,7 @@ class _Door:
         context: "zmq.Context[zmq.Socket[bytes]]",
         path: Path,
         mode: int,
+        inherited: Inherited,
     ) -> None:
         self._service = service
         self._inspection = inspection
@@ -106,6 +111,7 @@ class _Door:
             context,
             path,
             mode,
+            inherited,
             on_message=self._on_message,
             on_gone=self._on_gone,
             on_too_slow=self._on_too_slow,
@@ -220,6 +226,13 @@ class _AdminDoor(_Door):
             case EvictPrefix(id=message_id):
                 self._answer_later(peer, message_id, self._inspection.evict(message, caller))
                 return
+            case Sleep(id=message_id):
+                self._answer_later(peer, message_id, self._sleep(message_id))
+                return
+            case Wake(id=message_id):
+                self._service.host.wake()
+                self._send(peer, Ok(id=message_id))
+                return
             case Cancel(id=message_id, target=target):
                 found = self._service.cancel(target, by=caller)
             case SetPriority(id=message_id, target=target, priority=priority):
@@ -229,6 +242,10 @@ class _AdminDoor(_Door):
         if not found:
             raise PageddError("request_not_found", f"no live request {target[:ID_MAX_CHARS]!r}", field="target")
         self._send(peer, Ok(id=message_id))
+
+    async def _sleep(self, message_id: str) -> DaemonMessage:
+        await self._service.sleep()
+        return Ok(id=message_id)
 
 
 def _decode(payload: bytes) -> ClientMessage:

@@ -16,10 +16,9 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from pagedd.client.endpoints import ipc
 from pagedd.client.protocol import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Pong, encode
+from pagedd.daemon import activation
 from pagedd.daemon.caller import Caller, caller_of_address
-from pagedd.daemon.runtime_dir import socket_mode
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +65,7 @@ class RouterSocket:
         context: "zmq.Context[zmq.Socket[bytes]]",
         path: Path,
         mode: int,
+        inherited: activation.Inherited,
         *,
         on_message: Callable[[Peer, list[bytes]], None],
         on_gone: Callable[[Peer], None],
@@ -89,8 +89,7 @@ class RouterSocket:
         # libzmq drops the connection of whoever sends more.
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        with socket_mode(mode):
-            self._socket.bind(ipc(path))
+        activation.bind(self._socket, path, mode, inherited)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
         # A descriptor tells of what comes after the last look, so there must be a first one.

@@ -3,13 +3,12 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pagedd.engine.sequence import PENDING, Sequence
+from pagedd.engine.staging import to_device
 from pagedd.engine.step import ScheduledSequence
 
 
@@ -91,18 +90,27 @@ def build_batch(
         for row in range(end_rows[id(item)] - 1 - len(item.draft_token_ids), end_rows[id(item)])
     ]
 
-    def tensor(values: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(values).to(device, dtype, non_blocking=True)
-
+    staged = to_device(
+        [
+            tokens,
+            positions,
+            np.array(logits_rows, dtype=np.int64),
+            slots,
+            query_starts.astype(np.int32),
+            context_lens.astype(np.int32),
+            block_tables,
+        ],
+        device,
+    )
     return Batch(
-        token_ids=tensor(tokens, torch.int64),
-        positions=tensor(positions, torch.int64),
-        logits_rows=tensor(np.array(logits_rows, dtype=np.int64), torch.int64),
+        token_ids=staged[0],
+        positions=staged[1],
+        logits_rows=staged[2],
         attention=AttentionMetadata(
-            query_starts=tensor(query_starts, torch.int32),
-            context_lens=tensor(context_lens, torch.int32),
-            block_tables=tensor(block_tables, torch.int32),
-            slot_mapping=tensor(slots, torch.int64),
+            slot_mapping=staged[3],
+            query_starts=staged[4],
+            context_lens=staged[5],
+            block_tables=staged[6],
             max_query_len=int(query_lens.max()),
             max_context_len=int(context_lens.max()),
             num_decodes=int(np.count_nonzero(query_lens == 1)),

@@ -19,13 +19,10 @@ from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.model.load import LoadedModel, device_name, load_model, num_physical_cores
-from pagedd.engine.request import Request
 from pagedd.engine.runner import ModelRunner, drawn_together
 from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT, Sampler
-from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
-from pagedd.engine.sequence import Sequence
-from pagedd.engine.step import ScheduledSequence, Step
+from pagedd.engine.warm_up import launch_everything, warm_up
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
 log = logging.getLogger(__name__)
@@ -105,7 +102,9 @@ def create_runner(
     reserve_bytes += drawn_together(max_logits_rows) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
     uses_graphs = backend.can_be_captured and model.can_be_captured and not config.enforce_eager
     if uses_graphs:
-        reserve_bytes += graph_bytes(model, config.max_num_seqs, max_model_len, kv_form, config.block_size)
+        reserve_bytes += graph_bytes(
+            model, config.max_num_seqs, max_model_len, loaded.config.vocab_size, kv_form, config.block_size
+        )
 
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what packing the weights took would count as used
@@ -126,11 +125,11 @@ def create_runner(
     storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device)
 
     runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead)
-    if backend.can_be_captured and model.can_be_captured:
+    if backend.compiles_at_first_launch:
         progress(0.9, "compiling kernels")
-        model.compile_kernels(kv_form, config.block_size, budget, max_model_len)
+        launch_everything(runner, budget, max_logits_rows, max_model_len, config.block_size)
     progress(0.9, "warming up")
-    _warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
+    warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
     if uses_graphs:
         progress(0.95, "capturing graphs")
         runner.graphs = DecodeGraphs(
@@ -139,6 +138,7 @@ def create_runner(
             scratch_block=pool.num_blocks,
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
+            vocab_size=loaded.config.vocab_size,
             device=device,
             capture=capture_on_gpu(),
         )
@@ -165,26 +165,6 @@ def create_runner(
     return runner, info
 
 
-def _warm_up(runner: ModelRunner, num_tokens: int, num_logits_rows: int, block_size: int) -> None:
-    """Runs a full chunk with as many draws as there may be, and a decode, in the pool's first blocks, still unowned."""
-    request = Request(request_id="warm-up", prompt_token_ids=[0] * num_tokens, params=SamplingParams(max_tokens=1))
-    sequence = Sequence(
-        request=request,
-        choice_index=0,
-        token_ids=list(request.prompt_token_ids),
-        num_prompt_tokens=num_tokens,
-        arrival_s=0.0,
-        due_s=0.0,
-        priority=0,
-        order=0,
-        block_table=list(range(-(-num_tokens // block_size))),
-    )
-    draft = [0] * (min(num_tokens, num_logits_rows) - 1)
-    runner.run(Step(0, [ScheduledSequence(sequence, 0, num_tokens, [sequence], draft)]))
-    runner.run(Step(0, [ScheduledSequence(sequence, num_tokens - 1, 1, [sequence])]))
-    runner.seconds.update(prepare=0.0, forward=0.0, sample=0.0)
-
-
 def _max_model_len(asked: int | None, max_position: int) -> int:
     if asked is not None and asked > max_position:
         raise EngineError(
@@ -203,6 +183,12 @@ def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
         raise EngineError(
             "invalid_setting",
             f"kv_cache_dtype {name!r}, this model's kernels here have {usable}; use one of these or auto",
+        )
+    if name == "int4" and loaded.config.head_dim < loaded.backend.least_int4_head_dim:
+        raise EngineError(
+            "invalid_setting",
+            f"kv_cache_dtype 'int4' with heads of {loaded.config.head_dim}, the kernels here read at least "
+            f"{loaded.backend.least_int4_head_dim}; use int8 or auto",
         )
     return FORMS[name]
 

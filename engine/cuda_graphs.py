@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 # Above 2 sequences padding wastes less than half of a step; each further rung costs memory and time at the start.
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
-Replay = Callable[[], torch.Tensor]
-Capture = Callable[[Callable[[], torch.Tensor]], Replay]
+Replay = Callable[[], object]
+Capture = Callable[[Callable[[], object]], Replay]
 
 
 class DecodeGraphs:
@@ -38,7 +38,7 @@ class DecodeGraphs:
         scratch_block: a block of `storage` that belongs to nobody; padding writes there.
         max_num_seqs: seats; the ladder ends with the first rung that holds them all.
         max_model_len: longest context, for which launches are sized.
-        capture: runs a function once and returns what replays it; its result is the same tensor every time.
+        capture: runs a function once and returns what replays it.
     """
 
     def __init__(
@@ -49,9 +49,12 @@ class DecodeGraphs:
         scratch_block: int,
         max_num_seqs: int,
         max_model_len: int,
+        vocab_size: int,
         device: torch.device,
         capture: Capture,
     ) -> None:
+        self._model = model
+        self._storage = storage
         self._sizes = ladder(max_num_seqs)
         self._scratch_block = scratch_block
         self._scratch_slot = scratch_block * storage.block_size
@@ -70,11 +73,11 @@ class DecodeGraphs:
                 num_decodes=largest,
             ),
         )
+        # One for all rungs, each of which would otherwise keep its own beside the memory that they share.
+        self._logits = torch.empty(largest, vocab_size, device=device)
         started = time.perf_counter()
         # Largest first: the smaller ones find their memory in what it took.
-        self._replays = {
-            size: capture(partial(model.forward, _first(self._inputs, size), storage)) for size in reversed(self._sizes)
-        }
+        self._replays = {size: capture(partial(self._forward, size)) for size in reversed(self._sizes)}
         seconds = time.perf_counter() - started
         log.info("CUDA graphs for 1 to %d decoding sequences: %d in %.1f s", largest, len(self._sizes), seconds)
 
@@ -100,7 +103,12 @@ class DecodeGraphs:
             inputs.attention.context_lens[padding].fill_(1)
             inputs.attention.block_tables[padding, 0].fill_(self._scratch_block)
             inputs.attention.slot_mapping[padding].fill_(self._scratch_slot)
-        return self._replays[size]()[:num_seqs]
+        self._replays[size]()
+        return self._logits[:num_seqs]
+
+    def _forward(self, size: int) -> None:
+        """What a graph is captured of."""
+        self._logits[:size].copy_(self._model.forward(_first(self._inputs, size), self._storage))
 
 
 def ladder(max_num_seqs: int) -> list[int]:
@@ -109,16 +117,17 @@ def ladder(max_num_seqs: int) -> list[int]:
     return list(LADDER[:end])
 
 
-def graph_bytes(model: Model, max_num_seqs: int, max_model_len: int, kv_form: KVForm, block_size: int) -> int:
-    """Upper bound on what inputs and graphs hold.
+def graph_bytes(
+    model: Model, max_num_seqs: int, max_model_len: int, vocab_size: int, kv_form: KVForm, block_size: int
+) -> int:
+    """Upper bound on what inputs, logits and graphs hold.
 
-    The activations of the largest rung, which the smaller ones share; each rung's own logits; and for each graph some
-    MiB of the driver's.
+    The activations of the largest rung are shared by the smaller ones; each graph takes some MiB of the driver's.
     """
     sizes = ladder(max_num_seqs)
     block_tables = sizes[-1] * -(-max_model_len // block_size) * 4
-    logits = sum(model.activation_bytes(0, size, max_model_len, kv_form) for size in sizes)
-    activations = model.activation_bytes(sizes[-1], 0, max_model_len, kv_form)
+    logits = sizes[-1] * vocab_size * torch.float32.itemsize
+    activations = model.activation_bytes(sizes[-1], sizes[-1], max_model_len, kv_form)
     return activations + logits + block_tables + len(sizes) * (4 << 20)
 
 
@@ -126,17 +135,13 @@ def capture_on_gpu() -> Capture:
     """`Capture` by CUDA. What is captured by one of these shares its memory: one graph runs at a time."""
     memory = torch.cuda.graph_pool_handle()
 
-    def capture(forward: Callable[[], torch.Tensor]) -> Replay:
+    def capture(forward: Callable[[], object]) -> Replay:
         forward()  # compiles kernels and makes workspaces, which a capture may not
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=memory):
-            result = forward()
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return result
-
+            forward()
+        replay: Replay = graph.replay
         return replay
 
     return capture

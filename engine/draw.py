@@ -3,12 +3,27 @@
 Owns that copy. What is drawn is `sampler.py`'s; who waits for it, `runner.py`'s.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from pagedd.engine.request import TokenLogprobs
+from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingTokens:
+    """What a launched step draws: only the device knows it, and the next step is launched on top of it.
+
+    Attributes:
+        rows: whose token is where.
+        tokens: [num_rows] int64.
+    """
+
+    rows: Mapping[Sequence, int]
+    tokens: torch.Tensor
 
 
 @dataclass(slots=True)

@@ -102,6 +102,7 @@ class Engine:
             num_requests_waiting=scheduler.num_waiting,
             oldest_wait_s=scheduler.oldest_wait_s,
             num_scheduled_tokens=scheduler.num_scheduled_tokens,
+            token_budget=scheduler.budget.tokens,
             steps_total=counters.steps,
             preemptions_total=counters.preemptions,
             prefix_queries_total=counters.prefix_queries,

@@ -7,16 +7,18 @@ Owns model, KV storage and sampler. Which sequences a step holds, and in which b
 import time
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from pagedd.engine.batch import build_batch
 from pagedd.engine.cuda_graphs import DecodeGraphs
-from pagedd.engine.draw import Draw
+from pagedd.engine.draw import Draw, PendingTokens
 from pagedd.engine.errors import DeviceLostError
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.load import Model
 from pagedd.engine.sampler import Sampler
 from pagedd.engine.sequence import Sequence
+from pagedd.engine.staging import to_device
 from pagedd.engine.step import LaunchedStep, Runner, Sampled, ScheduledSequence, Step
 
 # As many tokens are drawn at a time as a step has rows of logits, but no fewer than the first, so that forks, which
@@ -44,8 +46,8 @@ class ModelRunner(Runner):
         super().__init__()
         self.runs_ahead = runs_ahead
         self.graphs: DecodeGraphs | None = None
-        self._drawn_rows: dict[Sequence, int] = {}  # whose token is where in `_drawn`, of the last launch
-        self._drawn = torch.empty(0, dtype=torch.int64, device=device)
+        self._nothing_pending = PendingTokens({}, torch.empty(0, dtype=torch.int64, device=device))
+        self._pending = self._nothing_pending  # of the last launch
         self._model = model
         self._storage = storage
         self._sampler = sampler
@@ -62,9 +64,9 @@ class ModelRunner(Runner):
         try:
             self._storage.copy_blocks(step.block_copies)
             step.block_copies.clear()
-            batch = build_batch(step.scheduled, self._storage.block_size, self._device, self._drawn_rows)
-            if self._drawn_rows:
-                batch = replace(batch, token_ids=_fill_in_pending(batch.token_ids, self._drawn))
+            batch = build_batch(step.scheduled, self._storage.block_size, self._device, self._pending.rows)
+            if self._pending.rows:
+                batch = replace(batch, token_ids=_fill_in_pending(batch.token_ids, self._pending.tokens))
             prepared = time.perf_counter()
             if self.graphs is not None and self.graphs.can_run(batch):
                 logits = self.graphs.run(batch)
@@ -74,7 +76,7 @@ class ModelRunner(Runner):
             draws = self._draw(logits, step.scheduled)
             launched = LaunchedDraws([draw.start_copy() for draw in draws], self._device, self.seconds)
         except Exception as error:
-            self._drawn_rows = {}
+            self._pending = self._nothing_pending
             return FailedLaunch(error)
         self.seconds["prepare"] += prepared - started
         self.seconds["forward"] += computed - prepared
@@ -105,16 +107,18 @@ class ModelRunner(Runner):
             num_ahead += [*range(num_guesses), *[num_guesses] * len(item.samplers)]
             next_row += num_guesses + 1
         size = drawn_together(next_row)
-        is_each_row_drawn_once = len(rows) == next_row
+        are_shared = len(rows) > next_row
+        (drawn_rows,) = to_device([np.array(rows, dtype=np.int64)], self._device) if are_shared else (None,)
         draws: list[Draw] = []
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            part_logits = logits[part] if is_each_row_drawn_once else logits[rows[part]]
-            draws.append(self._sampler.draw(part_logits, sequences[part], num_ahead[part]))
+            part_logits = logits[part] if drawn_rows is None else logits[drawn_rows[part]]
+            draws.append(self._sampler.draw(part_logits, sequences[part], num_ahead[part], self._pending))
         if self.runs_ahead:
             # A sequence's last row: with a draft, no step is launched ahead.
-            self._drawn_rows = {sequence: row for row, sequence in enumerate(sequences)}
-            self._drawn = torch.cat([draw.tokens for draw in draws]) if draws else logits.new_empty(0).long()
+            owners = {sequence: row for row, sequence in enumerate(sequences)}
+            tokens = torch.cat([draw.tokens for draw in draws]) if draws else self._nothing_pending.tokens
+            self._pending = PendingTokens(owners, tokens)
         return draws
 
 
@@ -154,8 +158,6 @@ class FailedLaunch:
 
 def _fill_in_pending(token_ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """[num_tokens] int64: those below 0 name rows of `drawn`, as `build_batch` says. No waiting for the device."""
-    if not len(drawn):
-        return token_ids
     return torch.where(token_ids < 0, drawn[(-1 - token_ids).clamp_(min=0, max=len(drawn) - 1)], token_ids)
 
 

@@ -179,13 +179,10 @@ class Scheduler:
         """Whether the next step may be formed while `step`, the only one on its way, is not back.
 
         Not when somebody wants blocks or a seat that others hold. Nor when what comes next depends on the tokens
-        themselves: on guesses, penalties, or choices that begin with a finished prompt.
+        themselves: on guesses, or choices that begin with a finished prompt.
         """
         return not self._seats.wants_blocks_back and all(
-            not item.draft_token_ids
-            and len(item.samplers) <= 1
-            and not (item.samplers and item.sequence.request.params.needs_token_counts)
-            for item in step.scheduled
+            not item.draft_token_ids and len(item.samplers) <= 1 for item in step.scheduled
         )
 
     def assume(self, step: Step) -> None:

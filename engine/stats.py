@@ -9,6 +9,8 @@
   Tokens recomputed after a preemption count apart (`recomputed_tokens_total`).
 * **Acceptance** = accepted / drafted tokens: guesses at a sequence's next tokens that were what was drawn.
 * **Batch occupancy** = running / `max_num_seqs` (seats), and scheduled tokens / token budget of the last step.
+* **Token budget** = tokens that a step may compute now: `max_num_batched_tokens`, and fewer for a while after the
+  device's memory ran out in one.
 """
 
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ class EngineStats:
     num_requests_waiting: int = 0
     oldest_wait_s: float = 0.0
     num_scheduled_tokens: int = 0
+    token_budget: int = 0
     steps_total: int = 0
     preemptions_total: int = 0
     prefix_queries_total: int = 0

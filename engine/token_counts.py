@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedd.engine.sequence import Sequence
+from pagedd.engine.sequence import PENDING, Sequence
 
 
 class TokenCounts:
@@ -25,12 +25,17 @@ class TokenCounts:
     def of(self, sequence: Sequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Distinct ids of prompt and output, and how often each occurs in the output (0: in the prompt alone).
 
+        A `PENDING` token is left out, and counted once it is known.
+
         Both are views, [num_distinct] int64, true until the next call for the same sequence.
         """
         counts = self._by_sequence.get(sequence)
         if counts is None:
             counts = self._by_sequence[sequence] = _SequenceCounts(sequence.token_ids[: sequence.num_prompt_tokens])
-        counts.extend(sequence.token_ids[counts.num_counted :])
+        new_token_ids = sequence.token_ids[counts.num_counted :]
+        if new_token_ids and new_token_ids[-1] == PENDING:
+            new_token_ids.pop()
+        counts.extend(new_token_ids)
         return counts.token_ids, counts.output_counts
 
 

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import torch
 
 from pagedd.kernels import torch_ops
+from pagedd.kernels.kv_form import GROUP
 from pagedd.kernels.layout import KVLayer, PagedBatch
 from pagedd.kernels.packed_weight import PackedWeight
 
@@ -62,15 +63,19 @@ class BackendChoice:
 
     Attributes:
         can_be_captured: it never waits for the device, so its launches can become a CUDA graph.
+        compiles_at_first_launch: a launch of a new kind takes seconds, so each has to be made before serving.
         gathers_kv: attention needs room for a copy of the keys and values that it reads.
+        least_int4_head_dim: smaller heads it does not read from an int4 cache.
         keeps_weights_packed: `packed_linear` reads 4 or 8 bits a number, so it pays to leave them as they are.
     """
 
     name: str
     reason: str
     can_be_captured: bool = False
+    compiles_at_first_launch: bool = False
     keeps_weights_packed: bool = False
     gathers_kv: bool = True
+    least_int4_head_dim: int = 1
 
 
 _MODULES = {
@@ -107,8 +112,10 @@ def select_backend(device: torch.device) -> BackendChoice:
         name,
         reason,
         can_be_captured=is_triton and device.type == "cuda",
+        compiles_at_first_launch=is_triton and device.type == "cuda",
         keeps_weights_packed=is_triton,
         gathers_kv=not is_triton,
+        least_int4_head_dim=GROUP if is_triton else 1,  # a tile is no narrower than a group
     )
 
 

@@ -1,6 +1,7 @@
 """The reference in `docs/` says what the code does. `python -P tests/test_docs.py` writes the tables anew."""
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from pagedd.client import protocol
 from pagedd.client.errors import ERROR_KINDS
 from pagedd.daemon.admission import LIMITS
+from pagedd.daemon.cli import EXIT_STATUSES
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_api import ROUTES
 from pagedd.daemon.openai_schema import UNSUPPORTED_FIELDS
@@ -52,7 +54,28 @@ def messages_table() -> str:
     return table(("Type", "From", "Fields", "What"), *rows)
 
 
+def exits_table() -> str:
+    unit = (ROOT / "systemd" / "pagedd.service").read_text()
+    final = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.M)
+    assert final is not None
+    statuses: dict[int, list[str]] = {}
+    for code, status in EXIT_STATUSES.items():
+        statuses.setdefault(status, []).append(f"`{code}`")
+    rows = [
+        (str(status), ", ".join(codes), "no" if str(status) in final[1].split() else "yes")
+        for status, codes in sorted(statuses.items())
+    ]
+    return table(
+        ("status", "when", "restarted by the unit"),
+        ("0", "told to stop, and drained", "no"),
+        *rows,
+        (str(os.EX_SOFTWARE), "any other fault", "yes"),
+        ("143, 130", "a second SIGTERM or SIGINT: ended at once, without draining", "yes, but for `systemctl stop`"),
+    )
+
+
 PARTS = {
+    "exits": ("service.md", exits_table),
     "errors": ("errors.md", errors_table),
     "routes": ("api.md", routes_table),
     "limits": ("api.md", limits_table),

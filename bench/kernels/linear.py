@@ -27,7 +27,9 @@ def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
                 num_bytes = weight.num_bytes + x.nbytes + 2 * num_rows * out_features
                 case = f"int{bits}, {in_features} to {out_features}, {num_rows} rows"
                 num_operations = 2 * num_rows * out_features * in_features
-                rows.append(row(case, partial(packed_linear, x, weight, None), num_bytes, copied, num_operations))
+                rows.append(
+                    row(case, partial(packed_linear, x, weight, None), device, num_bytes, copied, num_operations)
+                )
     return rows
 
 

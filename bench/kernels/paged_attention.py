@@ -12,13 +12,12 @@ Decodes are bound by bytes, chunks by operations. Blocks lie scattered over the 
 """
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from triton.testing import do_bench
 
+from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of, this_card
 from pagedd.bench.report import Cell, print_report
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape
@@ -86,7 +85,7 @@ def measure(case: str, shape: AttentionShape, copy_rate: float, product_rate: fl
     batch, num_blocks = make_batch(lens, shape.block_size)
     layer = make_layer(shape, num_blocks)
     query = torch.randn(sum(q for q, _ in lens), shape.num_heads, shape.head_dim, device="cuda", dtype=shape.dtype)
-    seconds = _seconds(lambda: paged_attention(query, layer, batch, scale=shape.head_dim**-0.5))
+    seconds = seconds_of(lambda: paged_attention(query, layer, batch, scale=shape.head_dim**-0.5), query.device)
     row_bytes = shape.form.value_bytes(shape.head_dim) + shape.form.scale_bytes(shape.head_dim)
     num_bytes = 2 * shape.num_kv_heads * row_bytes * sum(context for _, context in lens)
     pairs = sum(q * context - q * (q - 1) // 2 for q, context in lens)
@@ -102,23 +101,6 @@ def measure(case: str, shape: AttentionShape, copy_rate: float, product_rate: fl
     }
 
 
-def copy_rate() -> float:
-    """Bytes a second, read and written, of a large copy."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
-
-
-def product_rate() -> float:
-    """Operations a second of a large product in bf16."""
-    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
-    return 2 * 8192**3 / _seconds(lambda: a @ b)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    return float(do_bench(run, return_mode="median")) / 1e3
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measures attention over the paged cache; needs a GPU.")
     parser.add_argument("--forms", default=",".join(LLAMA_8B), help=f"some of {','.join(LLAMA_8B)}; all by default")
@@ -128,11 +110,8 @@ def main(argv: list[str] | None = None) -> None:
     for form in forms:
         if form not in LLAMA_8B:
             raise SystemExit(f"{form!r} is not one of {', '.join(LLAMA_8B)}")
-    if not torch.cuda.is_available():
-        raise SystemExit(
-            "no GPU here, and kernels are timed on a card only (make test-kernels checks what they compute)"
-        )
-    rates = copy_rate(), product_rate()
+    device = this_card()
+    rates = copy_rate(device), product_rate(device)
     rows = [measure(case, LLAMA_8B[form], *rates) for form in forms for case in CASES]
     figures = {"copy_bytes_per_second": rates[0], "product_operations_per_second": rates[1], "measured": rows}
     print_report("kernels.paged_attention", rows, figures, output=arguments.output)

@@ -20,8 +20,14 @@ def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
     for num_rows in (1, 64, 2048):
         x = torch.randn(num_rows, SIZE, device=device).bfloat16()
         rows += [
-            row(f"rms_norm, {num_rows} rows", partial(rms_norm, x, weight, 1e-5), 2 * x.nbytes, copied),
-            row(f"add_rms_norm, {num_rows} rows", partial(add_rms_norm, x, x, weight, 1e-5), 4 * x.nbytes, copied),
+            row(f"rms_norm, {num_rows} rows", partial(rms_norm, x, weight, 1e-5), device, 2 * x.nbytes, copied),
+            row(
+                f"add_rms_norm, {num_rows} rows",
+                partial(add_rms_norm, x, x, weight, 1e-5),
+                device,
+                4 * x.nbytes,
+                copied,
+            ),
         ]
     return rows
 

@@ -31,7 +31,7 @@ def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
             written = num_tokens * (NUM_HEADS * HEAD_DIM * 2 + 2 * NUM_KV_HEADS * record)
             num_bytes = heads.nbytes + written + 2 * cos.nbytes
             case = f"{name}, {num_tokens} tokens"
-            rows.append(row(case, partial(rope_and_write_kv, *arguments), num_bytes, copied))
+            rows.append(row(case, partial(rope_and_write_kv, *arguments), device, num_bytes, copied))
     return rows
 
 

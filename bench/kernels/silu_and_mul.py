@@ -18,7 +18,7 @@ def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
     rows = []
     for num_rows in (1, 64, 2048):
         x = torch.randn(num_rows, 2 * SIZE, device=device).bfloat16()
-        rows.append(row(f"{num_rows} rows", partial(silu_and_mul, x), x.nbytes * 3 // 2, copied))
+        rows.append(row(f"{num_rows} rows", partial(silu_and_mul, x), device, x.nbytes * 3 // 2, copied))
     return rows
 
 

@@ -29,7 +29,7 @@ def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
             launch = partial(keep_best_of_copy, logits, weights, torch.empty_like(weights), limits, shares)
             case = f"top_k {limit}, top_p {share}, {num_rows} rows"
             num_bytes = logits.nbytes + 3 * weights.nbytes
-            rows.append(row(case, launch, num_bytes, copied))
+            rows.append(row(case, launch, device, num_bytes, copied))
     return rows
 
 

@@ -8,10 +8,12 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pagedd.engine.errors import EngineError
 from pagedd.engine.model.config import ModelConfig
+from pagedd.engine.staging import to_device
 from pagedd.kernels.kv_form import KVForm
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 
@@ -72,7 +74,7 @@ class KVStorage:
         """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source."""
         if not pairs:
             return
-        sources, destinations = torch.tensor(pairs, device=self._data.device).unbind(1)
+        sources, destinations = to_device(list(np.array(pairs, dtype=np.int64).T), self._data.device)
         for layer in self._layers:  # one layer at a time: the copy passes through a temporary
             layer[:, destinations] = layer[:, sources]
 

@@ -15,8 +15,9 @@ from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import DecoderConfig
 from pagedd.engine.model.decoder import CheckedWeights, Checkpoint
 from pagedd.engine.model.rope import RotaryEmbedding
-from pagedd.engine.model.weight_blocks import GROUP, BlockCheckpoint, stacked_blocks
+from pagedd.engine.model.weight_blocks import BlockCheckpoint, stacked_blocks
 from pagedd.kernels.kv_form import KVForm
+from pagedd.kernels.packed_weight import GROUP
 
 TILE = 16
 _QUANTIZED = {"int8", "int4"}
@@ -106,9 +107,6 @@ class CpuDecoder:
             block_size=kv.block_size,
         )
         return logits[:, : self._config.vocab_size]
-
-    def compile_kernels(self, kv_form: KVForm, block_size: int, max_num_tokens: int, max_context_len: int) -> None:
-        """Nothing: they were compiled when the extension was built."""
 
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on a step's scratch memory and logits: every row of `decoder.cpp`'s scratch as float32."""

@@ -16,7 +16,7 @@ from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import DecoderConfig, malformed
 from pagedd.engine.model.linear import Linear, QuantizedLinear, make_linear
 from pagedd.engine.model.rope import RotaryEmbedding
-from pagedd.engine.model.weight_blocks import stacked_blocks
+from pagedd.engine.model.weight_blocks import BlockCheckpoint, stacked_blocks, stacked_nested_blocks
 from pagedd.kernels import ops
 from pagedd.kernels.kv_form import FORMS, KVForm
 from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer
@@ -30,9 +30,14 @@ class Checkpoint(Protocol):
 
 
 class CheckedWeights:
-    """A checkpoint's tensors, checked for shape and brought to the model's dtype and device."""
+    """A checkpoint's tensors, checked for shape and brought to the model's dtype and device.
+
+    Attributes:
+        dequantized: names of matrices that should have stayed as the file quantizes them, and have no such form.
+    """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self.dequantized: list[str] = []
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
@@ -58,9 +63,12 @@ class CheckedWeights:
         names = [f"{name}.weight" for name in parts]
         biases = [self.take(f"{name}.bias", size) for name, size in parts.items() if has_bias]
         bias = torch.cat(biases) if biases else None
-        blocks = stacked_blocks(self._checkpoint, names) if keeps_packed else None
-        if blocks is not None and blocks.q.shape == (sum(parts.values()), in_features):
-            return QuantizedLinear(blocks, bias, self._device)
+        if keeps_packed:
+            blocks = stacked_blocks(self._checkpoint, names) or stacked_nested_blocks(self._checkpoint, names)
+            if blocks is not None and blocks.q.shape == (sum(parts.values()), in_features):
+                return QuantizedLinear(blocks, bias, self._device)
+            if isinstance(self._checkpoint, BlockCheckpoint):
+                self.dequantized += [name for name in names if self._checkpoint.is_quantized(name)]
         if matrix is None:
             matrix = torch.cat([self.take(f"{name}.weight", size, in_features) for name, size in parts.items()])
         return make_linear(matrix, bias)
@@ -82,7 +90,11 @@ class _Layer:
 
 
 class Decoder:
-    """Tokens in, logits out. `weight_bytes` is what its weights take; `kv_forms` and the rest as in `load.Model`."""
+    """Tokens in, logits out. `weight_bytes` is what its weights take; `kv_forms` and the rest as in `load.Model`.
+
+    Attributes:
+        dequantized: names of the matrices that take 16 bits a weight though the file quantizes them.
+    """
 
     def __init__(
         self,
@@ -121,11 +133,11 @@ class Decoder:
             keeps_packed=keeps_packed,
             matrix=self._embedding if is_tied else None,
         )
+        self.dequantized = weights.dequantized
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, device)
         linears = [part for layer in self._layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         products = (*linears, self._head)
-        self._packed_bits = {part.bits for part in products if isinstance(part, QuantizedLinear)}
-        self.has_quantized_weights = bool(self._packed_bits)
+        self.has_quantized_weights = any(isinstance(part, QuantizedLinear) for part in products)
         self.weight_bytes = self._embedding.nbytes + self._head.num_bytes + sum(part.num_bytes for part in linears)
 
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
@@ -151,30 +163,6 @@ class Decoder:
         # Only the rows that somebody samples from go on: the head is the largest product of all.
         x, _ = ops.add_rms_norm(x[batch.logits_rows], residual[batch.logits_rows], self._final_norm, eps)
         return self._head(x).float()
-
-    def compile_kernels(self, kv_form: KVForm, block_size: int, max_num_tokens: int, max_context_len: int) -> None:
-        """Compiles what steps of up to `max_num_tokens` will launch on a GPU, which Triton keeps on disk."""
-        from pagedd.kernels.triton.compiled import ModelSizes, compile_kernels  # only where Triton serves
-
-        config, embedding = self._config, self._embedding
-        for bits in (*self._packed_bits,) or (None,):
-            sizes = ModelSizes(
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                vocab_size=config.vocab_size,
-                block_size=block_size,
-                dtype=embedding.dtype,
-                kv_form=kv_form,
-                weight_bits=bits,
-                max_num_rows=max_num_tokens,
-                max_context_len=max_context_len,
-                has_head_norms=config.qk_norm,
-                sliding_windows=frozenset(config.layer_windows),
-            )
-            compile_kernels(sizes, embedding.device)
 
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV.

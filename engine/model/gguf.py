@@ -4,8 +4,9 @@ Owns the translation. The bytes are `gguf_file.py`'s, what the values mean is `c
 library's. An architecture, a metadata key of it, a tensor or a quantization type that is not known is refused by name.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from gguf import GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
 from pagedd.engine.model.config import DecoderConfig, malformed, parse_decoder_config, unsupported
-from pagedd.engine.model.gguf_blocks import read_blocks
+from pagedd.engine.model.gguf_blocks import read_blocks, read_nested_blocks
 from pagedd.engine.model.gguf_file import GGUFFile
-from pagedd.engine.model.weight_blocks import WeightBlocks
+from pagedd.engine.model.weight_blocks import NestedBlocks, WeightBlocks
+
+Blocks = TypeVar("Blocks", WeightBlocks, NestedBlocks)
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -88,10 +91,19 @@ class GGUFCheckpoint:
 
     def blocks(self, name: str) -> WeightBlocks | None:
         """The matrix as the file quantizes it, rows as in `get`; `None` when it has no such form."""
+        return self._in_rotary_order(name, read_blocks)
+
+    def nested_blocks(self, name: str) -> NestedBlocks | None:
+        """The same of a K-quant."""
+        return self._in_rotary_order(name, read_nested_blocks)
+
+    def _in_rotary_order(
+        self, name: str, read: Callable[[NDArray[np.uint8], GGMLQuantizationType], Blocks | None]
+    ) -> Blocks | None:
         entry = self._tensors[name]
         if len(entry.shape) != 2:
             return None
-        blocks = read_blocks(self._file.read(entry), entry.type)
+        blocks = read(self._file.read(entry), entry.type)
         order = self._rotary_order(name, entry.shape[0])
         return blocks if blocks is None or order is None else blocks.take_rows(order)
 

@@ -102,9 +102,6 @@ class AdaptedModel:
         """Computes every token of `batch`, writes their KV, and returns the logits of `batch.logits_rows`, float32."""
         return self._forward(batch.token_ids, batch.positions, batch.logits_rows, _Pass(batch.attention, kv))
 
-    def compile_kernels(self, kv_form: KVForm, block_size: int, max_num_tokens: int, max_context_len: int) -> None:
-        """Nothing: what transformers launches, its first steps compile."""
-
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         item = self._model.dtype.itemsize
@@ -247,7 +244,7 @@ def _paged_attention(
     kv_layer = one_pass.kv.layer(module.layer_idx)  # type: ignore[arg-type]
     ops.write_kv(key, value, kv_layer, one_pass.attention.slot_mapping)
     attended = ops.paged_attention(
-        query,
+        query.contiguous(),  # a model's rope may have laid heads apart
         kv_layer,
         one_pass.attention,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,

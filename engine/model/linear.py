@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from pagedd.engine.model.weight_blocks import WeightBlocks
+from pagedd.engine.model.weight_blocks import NestedBlocks, WeightBlocks
 from pagedd.kernels import ops
-from pagedd.kernels.packed_weight import pack_weight
+from pagedd.kernels.packed_weight import PackedWeight, pack_nested_weight, pack_weight
 
 
 class Linear(Protocol):
@@ -37,15 +37,22 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 class QuantizedLinear:
     """The weight as a file quantizes it, in 4 or 8 bits, for a backend that multiplies it as it is."""
 
-    def __init__(self, blocks: WeightBlocks, bias: torch.Tensor | None, device: torch.device) -> None:
-        q, scale, offset = (torch.from_numpy(part).to(device) for part in (blocks.q, blocks.scale, blocks.offset))
-        self.bits = blocks.bits
-        self._weight = pack_weight(q, scale, offset, blocks.bits)
+    def __init__(self, blocks: WeightBlocks | NestedBlocks, bias: torch.Tensor | None, device: torch.device) -> None:
+        self._weight = _pack(blocks, device)
         self._bias = bias
         self.num_bytes = self._weight.num_bytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return ops.packed_linear(x, self._weight, self._bias)
+
+
+def _pack(blocks: WeightBlocks | NestedBlocks, device: torch.device) -> PackedWeight:
+    if isinstance(blocks, WeightBlocks):
+        q, scale, offset = (torch.from_numpy(part).to(device) for part in (blocks.q, blocks.scale, blocks.offset))
+        return pack_weight(q, scale, offset, blocks.bits)
+    parts = (blocks.q, blocks.s, blocks.t, blocks.d, blocks.m)
+    q, s, t, d, m = (torch.from_numpy(part).to(device) for part in parts)
+    return pack_nested_weight(q, s, t, d, m, blocks.bits)
 
 
 class PlainLinear:

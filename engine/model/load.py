@@ -53,10 +53,6 @@ class Model(Protocol):
         """[num_rows, vocab_size] float32: the logits of `batch.logits_rows`."""
         ...
 
-    def compile_kernels(self, kv_form: KVForm, block_size: int, max_num_tokens: int, max_context_len: int) -> None:
-        """Compiles what steps of up to so many tokens will launch; only for a model that can be captured."""
-        ...
-
     def activation_bytes(self, num_tokens: int, num_rows: int, max_context_len: int, kv_form: KVForm) -> int:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         ...
@@ -161,6 +157,9 @@ def _make_decoder(
     )
     packed = ", as the file quantizes them" if decoder.has_quantized_weights else ""
     log.info("weights: %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
+    if decoder.dequantized:
+        count, first = len(decoder.dequantized), decoder.dequantized[0]
+        log.warning("%d quantized matrices, %s the first, have no packed form here and take 16 bits", count, first)
     return decoder
 
 

@@ -1,7 +1,8 @@
 """The CPU's kernels in C++: built on the machine they run on, on first use, and kept.
 
-Owns building and loading. What the extension offers is in `bindings.cpp`: packed weights and a decoder whose whole
-forward pass is one call. Without a compiler `load` says why, and the torch path serves instead.
+Owns where they are and loading them; `build.py` compiles. What the extension offers is in `bindings.cpp`: packed
+weights and a decoder whose whole forward pass is one call. Without a compiler `load` says why, and the torch path
+serves instead.
 """
 
 import fcntl
@@ -11,21 +12,15 @@ import importlib.util
 import logging
 import os
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-log = logging.getLogger(__name__)
+from pagedd.kernels.cpu import build
 
-_NAME = "pagedd_cpu"
-_SCRATCH = "build-"
-_FOLDER = Path(__file__).parent
-_SOURCES = ("bindings.cpp", "decoder.cpp", "linear.cpp", "packing.cpp", "attention.cpp", "rope_kv.cpp")
-# Maybe-uninitialized: GCC 12 reports its own AVX-512 headers.
-_FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-Wno-maybe-uninitialized"]
+log = logging.getLogger(__name__)
 
 
 class KernelsUnavailableError(RuntimeError):
@@ -40,7 +35,7 @@ def load() -> ModuleType:
         KernelsUnavailableError: no compiler, or it failed.
     """
     folder = _build_folder()
-    library = folder / f"{_NAME}.so"
+    library = folder / f"{build.NAME}.so"
     try:
         if library.exists():
             return _import(library)
@@ -51,41 +46,19 @@ def load() -> ModuleType:
         # The kernel lets go of this lock when its holder is killed. torch's own lock, a file that exists, would stay.
         with (folder / "build.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return _import(library) if library.exists() else _build(library)
+            if not library.exists():
+                started = time.perf_counter()
+                build.build_in_child(library)
+                log.info("C++ kernels: built in %.0f s, kept in %s", time.perf_counter() - started, folder)
+            return _import(library)
     except (OSError, RuntimeError, ImportError) as error:
         if isinstance(error, KernelsUnavailableError):
             raise
         raise KernelsUnavailableError(f"building in {folder} failed: {error}") from error
 
 
-def _build(library: Path) -> ModuleType:
-    """Builds beside `library` and moves the result there: compilers of a killed process may go on, and harm nothing."""
-    from torch.utils import cpp_extension
-
-    started = time.perf_counter()
-    for left in library.parent.glob(f"{_SCRATCH}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=library.parent))
-    # torch brings its own OpenMP runtime; linking that one lets both share one pool of threads.
-    runtime = next(iter((Path(torch.__file__).parent / "lib").glob("libgomp*")), None)
-    link = [] if runtime is None else [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
-    try:
-        extension: ModuleType = cpp_extension.load(
-            _NAME,
-            [str(_FOLDER / name) for name in _SOURCES],
-            extra_cflags=_FLAGS,
-            extra_ldflags=link if link else ["-fopenmp"],
-            build_directory=str(scratch),
-        )
-        (scratch / library.name).replace(library)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    log.info("C++ kernels: built in %.0f s, kept in %s", time.perf_counter() - started, library.parent)
-    return extension
-
-
 def _import(library: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_NAME, library)
+    spec = importlib.util.spec_from_file_location(build.NAME, library)
     if spec is None or spec.loader is None:
         raise ImportError(f"{library} is no module")
     extension = importlib.util.module_from_spec(spec)
@@ -95,8 +68,8 @@ def _import(library: Path) -> ModuleType:
 
 def _build_folder() -> Path:
     """One for each source, torch and processor: a cache that moved to another machine builds anew."""
-    digest = hashlib.sha256(" ".join([*_FLAGS, torch.__version__, torch.__config__.show(), _processor()]).encode())
-    for path in sorted([*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")]):
+    digest = hashlib.sha256(" ".join([*build.FLAGS, torch.__version__, torch.__config__.show(), _processor()]).encode())
+    for path in sorted([*build.FOLDER.glob("*.cpp"), *build.FOLDER.glob("*.h")]):
         digest.update(path.read_bytes())
     cache = os.environ.get("CACHE_DIRECTORY") or os.environ.get("XDG_CACHE_HOME")
     root = Path(cache) if cache else Path.home() / ".cache"

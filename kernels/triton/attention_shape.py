@@ -1,6 +1,6 @@
 """What an attention kernel is compiled for: one constant, of which the kernels read attributes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import triton
@@ -14,9 +14,13 @@ from pagedd.kernels.triton.variant import TRITON_TYPES
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AttentionShape:
     """One model's attention over one form of cache. Everything is known when a kernel is compiled.
+
+    Triton finds a compiled kernel on its disk again by its source and the text of its constants. So the text of this
+    one has all that kernels read of it, the layout that is derived from the fields included: where a record's layout
+    changes, so does the text, and no kernel is found that reads the one before.
 
     Attributes:
         dtype: of queries and outputs.
@@ -63,14 +67,23 @@ class AttentionShape:
             soft_cap,
         )
 
+    def __repr__(self) -> str:
+        kind = type(self)
+        derived = [name for name in dir(kind) if isinstance(getattr(kind, name), property)]
+        names = [*(field.name for field in fields(self)), *derived]
+        return f"AttentionShape({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
     @property
     def num_heads(self) -> int:
         return self.num_kv_heads * self.group
 
     @property
-    def dims(self) -> int:
-        """The power of two that holds a head: tiles have no other sizes."""
-        return int(triton.next_power_of_2(self.head_dim))
+    def dims(self) -> tl.constexpr:
+        """The power of two that holds a head: tiles have no other sizes.
+
+        Kernels have it in lists of sizes, where Triton before 3.9 takes no plain integer.
+        """
+        return tl.constexpr(int(triton.next_power_of_2(self.head_dim)))
 
     @property
     def form_name(self) -> str:
@@ -113,7 +126,7 @@ def chunk_launch(arch: int, shape: AttentionShape) -> Launch:
 def _sizes(shape: AttentionShape) -> dict[str, int]:
     return {
         "group": shape.group,
-        "row_bytes": shape.dims * shape.product_dtype.itemsize,
+        "row_bytes": shape.dims.value * shape.product_dtype.itemsize,
         "is_quantized": int(shape.form.dtype is None),
     }
 

@@ -14,9 +14,7 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.triton.kv_rows import find_records, load_rows
-
-# The interpreter multiplies bfloat16's bits as if they were integers, so there it has to widen first.
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+from pagedd.kernels.triton.products import dot
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -126,7 +124,7 @@ def see_keys(
         records = find_records(table_ptr, keys, is_there, kv_head, SHAPE)
         offsets = keys % SHAPE.block_size
         key = load_rows(keys_ptr, records, offsets, is_there, SHAPE)
-        scores = _dot(query, tl.trans(key), tl.zeros([query.shape[0], KEYS], tl.float32))
+        scores = dot(query, tl.trans(key), tl.zeros([query.shape[0], KEYS], tl.float32))
         if SHAPE.soft_cap is not None:
             scores = _tanh(scores * (scale / SHAPE.soft_cap)) * (SHAPE.soft_cap * _LOG2_E)
         else:
@@ -143,7 +141,7 @@ def see_keys(
         weights = tl.exp2(scores - level[:, None])
         total = total * decay + tl.sum(weights, axis=1)
         value = load_rows(values_ptr, records, offsets, is_there, SHAPE)
-        output = _dot(weights.to(DTYPE), value, output * decay[:, None])
+        output = dot(weights.to(DTYPE), value, output * decay[:, None])
         peak = new_peak
     return output, total, peak
 
@@ -152,13 +150,6 @@ def see_keys(
 def divisor(total):
     """l, and 1 where a row saw no key, as a padded sequence's may: its o is 0."""
     return tl.where(total == 0, 1.0, total)
-
-
-@triton.jit
-def _dot(a, b, accumulator):
-    if _INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, accumulator, input_precision="ieee")  # no float32 is cut down to tf32
 
 
 @triton.jit

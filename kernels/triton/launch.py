@@ -97,29 +97,63 @@ TABLE: tuple[Row, ...] = (
         "8 heads of 128 are 8 numbers a thread, one load of 16 bytes; a Llama-8B's token is 6 programs",
     ),
     # Products with quantized weights: `outs` of the result by `groups` of 32 inputs a step; where there are fewer than
-    # `programs` a processor, inputs are split, but not below `steps` a program.
+    # `programs` a processor, inputs are split, but not below `steps` a program. Asked with the `rows` of x, and whether
+    # scales are nested.
     Row(
         "linear.vector",
         Launch({"outs": 8, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
         "a warp reads 512 bytes of a row at once; 8 outs are 512 programs for 4096, so that little has to be split",
+        limits={"rows": 1},
+    ),
+    Row(
+        "linear.vector",
+        Launch({"outs": 4, "groups": 32, "programs": 2, "steps": 2}, num_warps=4, num_stages=3),
+        "8 outs of two rows spill on 100",
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 16, "outs": 32, "groups": 1, "programs": 2, "steps": 8}, num_warps=4, num_stages=1),
+        "no matrix instructions and no copies ahead: what fits its registers, with room for several programs",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"rows": 16},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 1, "programs": 1, "steps": 16}, num_warps=8, num_stages=1),
+        "the same; with the tiles of other cards each thread would spill kilobytes",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
     ),
     Row(
         "linear.matrix",
         Launch({"rows": 16, "outs": 128, "groups": 4, "programs": 2, "steps": 4}, num_warps=8, num_stages=4),
         "bound by the weight's bytes, 30 KiB of them under way; wide, as x is read from L2 once for so many outs",
         archs=WITH_HIGH_BANDWIDTH,
-        limits={"rows": 16},
+        limits={"rows": 16, "is_nested": 0},
     ),
     Row(
         "linear.matrix",
         Launch({"rows": 16, "outs": 64, "groups": 4, "programs": 2, "steps": 4}, num_warps=8, num_stages=3),
-        "a processor's share of the bandwidth is a third of that, and so is what must be under way; two programs fit",
+        "with a third of that bandwidth a processor, and so of what is under way; two programs fit; with nested scales "
+        "everywhere, as they spill beside 128 outs",
         limits={"rows": 16},
     ),
     Row(
         "linear.matrix",
         Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=4, num_stages=4),
         "still few tiles; a number that was dequantized meets 64 rows",
+        limits={"rows": 128, "is_nested": 0},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=8, num_stages=4),
+        "the same; with nested scales 4 warps spill",
+        archs=frozenset({120, 121}),
+        limits={"rows": 128},
+    ),
+    Row(
+        "linear.matrix",
+        Launch({"rows": 64, "outs": 64, "groups": 2, "programs": 1, "steps": 8}, num_warps=4, num_stages=4),
+        "the same; elsewhere they do not",
         limits={"rows": 128},
     ),
     Row(

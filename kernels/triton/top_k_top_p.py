@@ -177,8 +177,14 @@ def keep_best(logits: torch.Tensor, weights: torch.Tensor, limits: torch.Tensor,
         weights: [num_rows, vocab_size] int64, contiguous; not negative, not ascending where logits descend.
         limits: [num_rows] int64, at least 1; the vocabulary's size or more keeps all.
         shares: [num_rows] float64; 1 or more keeps all.
+
+    Raises:
+        ValueError: the rows of logits or weights do not lie one behind the other.
     """
     num_rows, vocab_size = logits.shape
+    for name, table in (("logits", logits), ("weights", weights)):
+        if not table.is_contiguous():
+            raise ValueError(f"{name} of {list(table.shape)} have strides {table.stride()}; they have to be contiguous")
     if num_rows == 0:
         return
     launch = launch_for("top_k_top_p", card_of(logits.device).arch)

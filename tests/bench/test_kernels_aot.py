@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from pagedd.bench.kernels_aot import ARCHS, OPS, PROCESSORS, Compiled, faults_of, occupancy_of, variants_of
+from pagedd.bench.kernels_aot import (
+    ARCHS,
+    OPS,
+    PROCESSORS,
+    Compiled,
+    faults_of,
+    occupancy_of,
+    summary_rows,
+    variants_of,
+)
+from pagedd.bench.report import markdown
 from pagedd.kernels.triton.variant import Variant
 
 
@@ -94,3 +104,13 @@ def test_a_variant_says_what_each_argument_is(arch: int) -> None:
     for one in variants_of(OPS, arch):
         assert one.signature.keys() | one.constants.keys() == set(one.kernel.arg_names), one.name
         assert one.aligned <= one.signature.keys(), one.name
+
+
+def test_the_page_shows_the_figures_of_the_last_run() -> None:
+    root = Path(__file__).parents[2]
+    figures = json.loads((root / "bench" / "results" / "kernels-aot.json").read_text())
+    compiled = [Compiled(**one) for one in figures["compiled"]]
+    page = (root / "docs" / "gpu.md").read_text()
+    assert markdown(summary_rows(compiled)) in page, "paste the output of: kernels_aot --markdown FILE"
+    assert f"{len(compiled)} variants" in page
+    assert not figures["faults"]

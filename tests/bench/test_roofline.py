@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedd.bench.report import markdown
 from pagedd.bench.roofline import (
     CARDS,
     LLAMA_8B,
@@ -12,7 +13,6 @@ from pagedd.bench.roofline import (
     decode_step,
     kernel_rows,
     launch_rows,
-    markdown,
     memory_gib,
     prefill_rows,
     step_rows,

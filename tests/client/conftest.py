@@ -38,10 +38,12 @@ from pagedd.client.protocol import (
     RequestRow,
     RequestText,
     SetPriority,
+    Sleep,
     Stats,
     StatsFrame,
     Usage,
     UsageReport,
+    Wake,
 )
 from pagedd.client.usage import CallerUsage, Cost
 
@@ -118,7 +120,7 @@ class FakeDaemon:
                 return [
                     RequestText(id=message.id, request_id=message.target, prompt="once", outputs=["".join(self.words)])
                 ]
-            case Cancel() | SetPriority():
+            case Cancel() | SetPriority() | Sleep() | Wake():
                 return [Ok(id=message.id)]
 
     def _run(self) -> None:

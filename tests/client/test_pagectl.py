@@ -28,6 +28,8 @@ from pagedd.client.protocol import (
     Generate,
     GetPrefixes,
     Sampling,
+    Sleep,
+    Wake,
 )
 
 FakeDaemon = Any
@@ -124,6 +126,12 @@ def test_an_answer_that_somebody_cancelled_is_not_taken_for_a_whole_one(
     printed = capsys.readouterr()
     assert "one two three" in printed.out
     assert printed.err == "pagectl: the request was cancelled; the answer is not whole\n"
+
+
+@pytest.mark.parametrize(("command", "message"), [("sleep", Sleep), ("wake", Wake)])
+def test_the_engine_is_put_to_sleep_and_woken(daemon: FakeDaemon, run: Run, command: str, message: type) -> None:
+    assert run(command) == 0
+    assert isinstance(daemon.hear(message, "admin"), message)
 
 
 @pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])

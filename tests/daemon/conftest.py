@@ -117,6 +117,7 @@ class DaemonFactory:
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("PAGEDD_")}
         environment = inherited | {
             "XDG_CACHE_HOME": str(self._cache),
+            "XDG_STATE_HOME": str(self._folder / "state"),
             "NOTIFY_SOCKET": str(notify),
             "OMP_NUM_THREADS": "1",
         }
@@ -140,6 +141,14 @@ class DaemonFactory:
                 daemon.process.kill()
                 daemon.process.wait()
             daemon.manager.close()
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what outlives a daemon goes, instead of to this user's own."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

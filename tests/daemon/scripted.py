@@ -4,7 +4,7 @@ Token id b is the byte b, so a prompt "ab" is [97, 98]; `EOS` ends a text.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +115,7 @@ class ScriptedHost:
     """
 
     reply: Callable[[Request], list[int] | None] = lambda request: list(b"Hello world")
+    trace: str = ""
     state: EngineState = EngineState.READY
     progress: float = 1.0
     detail: str = ""
@@ -134,15 +135,40 @@ class ScriptedHost:
     on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
     on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
     on_lost: Callable[[str], None] = lambda reason: None
+    on_ended: Callable[[], None] = lambda: None
     on_state: Callable[[], None] = lambda: None
+    is_napping: bool = False
+    num_wakes: int = 0
     step_s: float = 0.0
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def begin_nap(self) -> None:
+        self.check_ready()
+        self.is_napping = True
+
+    async def sleep(self) -> None:
+        self.on_ended()
+        self.live.clear()
+        self.state, self.info, self.stats = EngineState.ASLEEP, None, None
+
+    def wake(self) -> None:
+        """A test says when it is awake: `get_up`."""
+        self.num_wakes += 1
+
+    def get_up(self) -> None:
+        self.is_napping = False
+        self.state, self.info, self.stats = EngineState.READY, engine_info(), engine_stats()
+
+    async def wait_changed(self) -> None:
+        await asyncio.sleep(0)
 
     def check_ready(self) -> None:
         codes = {
             EngineState.STARTING: "engine_loading",
             EngineState.LOADING: "engine_loading",
             EngineState.RESTARTING: "engine_died",
+            EngineState.STALLED: "engine_stalled",
+            EngineState.ASLEEP: "engine_asleep",
             EngineState.FAILED: "engine_failed",
             EngineState.STOPPED: "shutting_down",
         }
@@ -326,7 +352,12 @@ class ZmqClient:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, host: ScriptedHost | None = None, *, has_model: bool = True, **settings: Any
+    folder: Path,
+    host: ScriptedHost | None = None,
+    *,
+    has_model: bool = True,
+    inherited: Mapping[Path, int] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     """Both APIs over a scripted host, in `folder`, whose path must be short enough for sockets."""
     host = host or ScriptedHost()
@@ -336,7 +367,7 @@ async def serving(
     service = Service(config, host)
     if has_model:
         service.set_model(write_model(folder / "model"))
-    apis = [HttpApi(service, config, endpoints), ZmqApi(service, endpoints)]
+    apis = [HttpApi(service, config, endpoints, inherited), ZmqApi(service, endpoints, inherited)]
     for api in apis:
         await api.start()
     context = zmq.asyncio.Context()

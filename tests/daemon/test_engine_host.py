@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import stat
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.engine_host import EngineHost, EngineState, on_the_cpu
+from pagedd.daemon.engine_watch import SilenceLimits
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.request import Preemption, Request, SequenceOutput
@@ -76,8 +78,9 @@ async def start_host(tmp_path: Path) -> AsyncIterator[StartHost]:
         wait: bool = True,
         command: tuple[str, ...] = FAKE_ENGINE,
         policy: RestartPolicy | None = None,
+        silence: SilenceLimits | None = None,
     ) -> Recorder:
-        host = EngineHost(tmp_path / "engine.sock", command, policy)
+        host = EngineHost(tmp_path / "engine.sock", command, policy, silence)
         hosts.append(host)
         recorder = Recorder(host)
         await host.start()
@@ -211,6 +214,7 @@ async def test_an_engine_that_dies_is_replaced_and_its_loss_told_once(start_host
     assert len(engine.lost) == 1
     engine.host.submit(request("c", 5))
     await until(lambda: engine.tokens_of("c") == [6, 7, 8])
+    assert ("scripted fault" in engine.host.trace) == (deadly is Prompt.CRASH)
 
 
 async def test_a_killed_engine_is_named_with_its_signal(start_host: StartHost) -> None:
@@ -232,6 +236,113 @@ async def test_a_snapshot_that_waits_for_a_dying_engine_fails(start_host: StartH
     os.kill(engine.host.pid, signal.SIGKILL)
     with pytest.raises(PageddError, match=r"^engine_died"):
         await answer
+
+
+@pytest.mark.parametrize("how", ["step", "stopped"])
+async def test_an_engine_that_hangs_stalls_and_is_replaced(start_host: StartHost, how: str) -> None:
+    engine = await start_host(silence=SilenceLimits(stalled_s=2, hung_s=3))
+    first = engine.host.pid
+    assert first is not None
+    if how == "step":
+        engine.host.submit(request("a", Prompt.HANG))
+    else:
+        os.kill(first, signal.SIGSTOP)
+    await until(lambda: engine.host.state is EngineState.STALLED)
+    with pytest.raises(PageddError, match=r"^engine_stalled: no step has ended for over 2 s; try again shortly"):
+        engine.host.submit(request("b", 5))
+    await until(lambda: engine.host.state is EngineState.READY and engine.host.pid != first)
+    assert engine.lost == [f"the engine process (pid {first}) hung: no step ended within 3 s"]
+    assert not psutil.pid_exists(first)
+    if how == "step":
+        assert re.search(r"fake_engine\.py.* in step", engine.host.trace)
+    engine.host.submit(request("c", 5))
+    await until(lambda: engine.tokens_of("c") == [6, 7, 8])
+
+
+async def test_an_engine_that_only_stalls_goes_on_and_loses_nothing(start_host: StartHost) -> None:
+    engine = await start_host(silence=SilenceLimits(stalled_s=2, hung_s=60))
+    pid = engine.host.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: engine.host.state is EngineState.STALLED)
+    os.kill(pid, signal.SIGCONT)
+    await until(lambda: engine.host.state is EngineState.READY)
+    assert engine.host.pid == pid
+    assert engine.lost == []
+
+
+async def test_an_idle_engine_is_alive_for_as_long_as_it_is_idle(start_host: StartHost) -> None:
+    engine = await start_host(silence=SilenceLimits(stalled_s=1.8, hung_s=2))
+    await asyncio.sleep(3.5)
+    assert engine.states == [EngineState.STARTING, EngineState.LOADING, EngineState.READY]
+
+
+async def test_a_load_that_hangs_is_tried_again_and_given_up(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
+    engine = await start_host("slow", wait=False, silence=SilenceLimits(load_s=1))
+    await until(lambda: engine.host.state is EngineState.FAILED)
+    assert engine.host.num_restarts == 2
+    assert "hung: its load did not get on for 1 s (weights)" in engine.host.detail
+
+
+async def test_an_engine_that_cannot_be_ended_is_a_failure(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._KILL_TIMEOUT_S", 0.1)
+    engine = await start_host(silence=SilenceLimits(stalled_s=1.5, hung_s=2))
+    # As while a driver holds it in the kernel.
+    monkeypatch.setattr(engine.host, "_kill", lambda: None)
+    pid = engine.host.pid
+    engine.host.submit(request("a", Prompt.HANG))
+    await until(lambda: engine.host.state is EngineState.FAILED)
+    assert engine.host.failure is not None
+    assert str(engine.host.failure) == f"engine_failed: the hung engine process (pid {pid}) cannot be ended"
+    assert len(engine.lost) == 1
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+async def test_an_engine_that_sleeps_has_no_process_until_it_is_woken(start_host: StartHost) -> None:
+    engine = await start_host()
+    pid = engine.host.pid
+    slept: list[bool] = []
+    engine.host.on_ended = lambda: slept.append(True)
+    engine.host.begin_nap()
+    await engine.host.sleep()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert engine.host.state is EngineState.ASLEEP
+    assert (slept, engine.lost, engine.host.num_restarts) == ([True], [], 0)
+    with pytest.raises(PageddError, match=r"^engine_asleep"):
+        engine.host.submit(request("a", 5))
+    engine.host.wake()
+    await until(lambda: engine.host.state is EngineState.READY)
+    assert not engine.host.is_napping
+    engine.host.submit(request("b", 5))
+    await until(lambda: engine.tokens_of("b") == [6, 7, 8])
+
+
+async def test_a_host_stops_while_its_engine_sleeps(start_host: StartHost) -> None:
+    engine = await start_host()
+    engine.host.begin_nap()
+    await engine.host.sleep()
+    await engine.host.stop()
+    assert engine.host.state is EngineState.STOPPED
+    assert engine.host.pid is None
+
+
+async def test_an_engine_that_hangs_is_put_to_sleep_all_the_same(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    engine = await start_host()
+    engine.host.submit(request("a", Prompt.HANG))
+    await asyncio.sleep(0.05)
+    engine.host.begin_nap()
+    await engine.host.sleep()
+    assert engine.host.state is EngineState.ASLEEP
 
 
 async def test_a_hung_engine_is_killed_when_the_host_stops(

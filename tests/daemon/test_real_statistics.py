@@ -58,6 +58,7 @@ GAUGES = {
     "fragmentation": "pagedd:fragmentation_ratio",
     "contiguous_fragmentation": "pagedd:contiguous_fragmentation_ratio",
     "oldest_wait_s": "pagedd:oldest_wait_seconds",
+    "token_budget": "pagedd:token_budget",
     "num_blocks_free": "pagedd:kv_blocks/free",
     "num_blocks_cached": "pagedd:kv_blocks/cached",
     "num_blocks_used": "pagedd:kv_blocks/used",

@@ -34,7 +34,8 @@ class InBackground(threading.Thread):
         self._request = (daemon, token_ids, max_tokens)
         self.answer = (0, "")
         self.start()
-        daemon.wait_until(lambda daemon: "num_requests_running" in daemon.get("/metrics")[1] and is_busy(daemon))
+        if token_ids != [Prompt.HANG]:  # of a step that never ends nothing is told
+            daemon.wait_until(is_busy)
 
     def run(self) -> None:
         with suppress(OSError, HTTPException):  # a test may end the daemon under it
@@ -79,6 +80,7 @@ def test_a_signal_ends_an_idle_daemon_with_its_engine_and_sockets(start_daemon: 
     assert daemon.stop(signal.SIGINT) == 0
     assert not engine.is_running()
     assert [path.name for path in daemon.endpoints.directory.iterdir()] == ["pagedd.lock"]
+    assert "crash report" not in daemon.log
 
 
 def test_a_signal_during_the_load_ends_the_daemon_at_once(start_daemon: StartDaemon) -> None:
@@ -137,6 +139,38 @@ def test_the_front_survives_the_engine_and_serves_again(start_daemon: StartDaemo
     daemon.wait_ready()
     assert completion(daemon, [5])[0] == 200
     assert "scripted fault" in daemon.log
+
+
+def test_a_step_that_hangs_ends_its_request_and_not_the_daemon(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--step-timeout-seconds", "8", fake_engine=True).wait_ready()
+    hung = InBackground(daemon, [Prompt.HANG], max_tokens=3)
+    daemon.wait_until(lambda daemon: json.loads(daemon.get("/health")[1])["state"] == "stalled")
+    assert daemon.get("/health")[0] == 200
+    status, body = daemon.get("/ready")
+    assert (status, json.loads(body)["error"]["code"]) == (503, "engine_stalled")
+    hung.join()
+    assert (hung.answer[0], json.loads(hung.answer[1])["error"]["code"]) == (503, "engine_died")
+    daemon.wait_ready()
+    assert completion(daemon, [5])[0] == 200
+
+
+def test_an_idle_engine_sleeps_and_the_next_request_wakes_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--idle-sleep-seconds", "0.5", fake_engine=True).wait_ready()
+    daemon.wait_until(lambda daemon: json.loads(daemon.get("/health")[1])["state"] == "asleep")
+    assert not any("--link" in child.cmdline() for child in psutil.Process(daemon.process.pid).children())
+    assert daemon.get("/ready")[0] == 200
+    assert completion(daemon, [5])[0] == 200
+    assert daemon.stop() == 0
+
+
+def test_systemds_watchdog_is_fed_by_the_loop_and_only_by_it(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(fake_engine=True, environ={"WATCHDOG_USEC": "300000"}).wait_ready()
+    num_fed = daemon.notified().count("WATCHDOG=1")
+    daemon.wait_until(lambda daemon: daemon.notified().count("WATCHDOG=1") > num_fed + 2)
+    daemon.process.send_signal(signal.SIGABRT)
+    assert daemon.process.wait(10) == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in daemon.log
+    assert "in run" in daemon.log
 
 
 def test_a_second_daemon_in_the_same_directory_is_refused_and_disturbs_nothing(start_daemon: StartDaemon) -> None:

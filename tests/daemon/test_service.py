@@ -25,7 +25,7 @@ from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.service import Service
 from pagedd.daemon.text.tokenizer import TextTokenizer
 
-from .scripted import ScriptedHost, engine_stats, until, write_model
+from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
 
 ANA, BOB = Caller(uid=1001), Caller(uid=1002)
 
@@ -153,6 +153,35 @@ async def test_when_the_engine_dies_its_requests_end_and_new_ones_are_refused(
     assert host.aborted == []
 
 
+async def test_the_loss_of_an_engine_is_reported_with_what_it_had_in_flight_and_without_their_prompts(
+    service: Service, host: ScriptedHost, state_home: Path
+) -> None:
+    host.trace = "in attention"
+    await started(service, host)
+    host.lose("the engine process (pid 7) was ended by SIGSEGV")
+    (report,) = (state_home / "pagedd" / "crashes").iterdir()
+    text = report.read_text()
+    assert report.stat().st_mode & 0o777 == 0o600
+    assert "(pid 7) was ended by SIGSEGV" in text
+    assert host.submitted[0].request_id in text
+    assert "in attention" in text
+    assert str(host.submitted[0].prompt_token_ids) not in text
+
+
+async def test_a_request_that_was_there_when_two_engines_died_is_refused_and_others_are_not(
+    service: Service, host: ScriptedHost
+) -> None:
+    for _ in range(2):
+        await started(service, host)
+        host.lose()
+        host.state, host.info = EngineState.READY, engine_info()
+    again = await started(service, host)
+    assert isinstance(again[-1], Failed)
+    assert again[-1].code == "poison_request"
+    other = await started(service, host, prompt("another prompt"))
+    assert not isinstance(other[-1], Failed)
+
+
 async def test_an_engine_that_ends_between_door_and_submission_is_a_refusal(
     service: Service, host: ScriptedHost
 ) -> None:
@@ -223,6 +252,71 @@ async def test_draining_takes_no_more_and_ends_with_the_last_request(service: Se
     assert not drained.done()
     host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
     await asyncio.wait_for(drained, 1)
+
+
+async def test_a_request_wakes_a_sleeping_engine_and_waits_for_it(service: Service, host: ScriptedHost) -> None:
+    await service.sleep()
+    assert service.state == "asleep"
+    heard: list[DaemonMessage] = []
+    service.start([prompt()], ANA, heard.append)
+    await until(lambda: host.num_wakes == 1)
+    assert (heard, host.submitted) == ([], [])
+    host.get_up()
+    await until(lambda: len(host.submitted) == 1)
+    assert [type(message) for message in heard] == [Accepted]
+
+
+async def test_a_request_that_waits_for_the_engine_to_wake_can_be_given_up(
+    service: Service, host: ScriptedHost
+) -> None:
+    await service.sleep()
+    heard: list[DaemonMessage] = []
+    [request_id] = service.start([prompt()], ANA, heard.append)
+    assert service.cancel(request_id)
+    assert [type(message) for message in heard] == [Done]
+    host.get_up()
+    await started(service, host, prompt("other"))
+    assert len(host.submitted) == 1
+
+
+async def test_an_engine_that_does_not_wake_is_said_to_whoever_waits(service: Service, host: ScriptedHost) -> None:
+    await service.sleep()
+    heard: list[DaemonMessage] = []
+    service.start([prompt()], ANA, heard.append)
+    host.state, host.is_napping = EngineState.FAILED, False
+    await until(lambda: bool(heard))
+    assert isinstance(heard[0], Failed)
+    assert heard[0].code == "engine_failed"
+
+
+async def test_what_runs_may_end_before_the_engine_sleeps(service: Service, host: ScriptedHost) -> None:
+    heard = await started(service, host)
+    sleep = asyncio.create_task(service.sleep())
+    await asyncio.sleep(0)
+    assert not sleep.done()
+    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
+    await asyncio.wait_for(sleep, 1)
+    assert isinstance(heard[-1], Done)
+
+
+async def test_what_does_not_end_in_time_is_told_so(host: ScriptedHost, tmp_path: Path) -> None:
+    service = Service(DaemonConfig(drain_seconds=0.01), host)
+    service.set_model(write_model(tmp_path))
+    heard = await started(service, host)
+    await service.sleep()
+    assert isinstance(heard[-1], Failed)
+    assert heard[-1].code == "engine_asleep"
+    await service.close()
+
+
+async def test_a_busy_engine_is_not_idle_however_long_it_takes(service: Service, host: ScriptedHost) -> None:
+    await started(service, host)
+    assert service.idle_s == 0
+    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
+    await asyncio.sleep(0.01)
+    assert service.idle_s > 0
+    await service.sleep()
+    assert service.idle_s == 0
 
 
 async def test_an_idle_service_has_drained_at_once(service: Service) -> None:

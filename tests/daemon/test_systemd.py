@@ -1,11 +1,12 @@
 """What the service manager hears."""
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from pagedd.daemon.systemd import notify
+from pagedd.daemon.systemd import notify, watchdog_interval_s
 
 
 def listen(address: str) -> socket.socket:
@@ -35,3 +36,14 @@ def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
 
 def test_a_manager_that_is_gone_does_not_stop_the_daemon(tmp_path: Path) -> None:
     assert not notify("READY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+
+
+def test_the_watchdog_is_fed_thrice_in_its_time() -> None:
+    assert watchdog_interval_s({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}) == 10
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}]
+)
+def test_no_watchdog_is_fed_that_waits_for_nobody_or_for_another(environ: dict[str, str]) -> None:
+    assert watchdog_interval_s(environ) is None

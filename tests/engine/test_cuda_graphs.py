@@ -1,10 +1,9 @@
-"""Graphs of decode steps, with a capture that runs the function again: buffers, ladder, padding."""
-
-from collections.abc import Callable
+"""Graphs of decode steps, with a capture that records launches: buffers, ladder, padding."""
 
 import pytest
 import torch
 
+from pagedd.bench.recorded_launches import capture_by_recording
 from pagedd.engine.batch import Batch, build_batch
 from pagedd.engine.cuda_graphs import DecodeGraphs, ladder
 from pagedd.engine.kv.storage import KVStorage
@@ -16,7 +15,7 @@ from pagedd.engine.step import ScheduledSequence
 from pagedd.kernels.kv_form import FORMS
 
 CPU = torch.device("cpu")
-BLOCK_SIZE, NUM_BLOCKS, SCRATCH = 4, 12, 12
+BLOCK_SIZE, NUM_BLOCKS, SCRATCH, MAX_MODEL_LEN = 4, 12, 12, 12
 
 
 class ContextModel:
@@ -25,18 +24,24 @@ class ContextModel:
     def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
         keys, given = kv.layer(0)[0].reshape(-1), batch.attention
         keys[given.slot_mapping] = batch.token_ids.float()
-        rows = []
-        for i in range(len(given.context_lens)):
-            length, table = int(given.context_lens[i]), given.block_tables[i].tolist()
-            slots = [table[j // BLOCK_SIZE] * BLOCK_SIZE + j % BLOCK_SIZE for j in range(length)]
-            rows.append(torch.stack([keys[slots].sum(), torch.tensor(float(length))]))
-        return torch.stack(rows)
+        positions = torch.arange(given.block_tables.shape[1] * BLOCK_SIZE)
+        slots = given.block_tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        is_context = positions < given.context_lens[:, None]
+        return torch.stack([torch.where(is_context, keys[slots], 0.0).sum(1), given.context_lens.float()], dim=1)
 
 
-def run_again(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Like a graph: the result is written to where it was first, and what Python decided then is not decided again."""
-    result = forward()
-    return lambda: result.copy_(forward())
+class WaitingModel(ContextModel):
+    """Asks the device for a length."""
+
+    def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
+        return super().forward(batch, kv) * int(batch.attention.context_lens.max())
+
+
+class BranchingModel(ContextModel):
+    """Decides by a Python integer that a real step has and a captured one does not."""
+
+    def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
+        return super().forward(batch, kv) * (2 if batch.attention.max_context_len == MAX_MODEL_LEN else 1)
 
 
 @pytest.fixture
@@ -49,14 +54,19 @@ def storage() -> KVStorage:
 
 @pytest.fixture
 def graphs(storage: KVStorage) -> DecodeGraphs:
+    return graphs_of(ContextModel(), storage)
+
+
+def graphs_of(model: ContextModel, storage: KVStorage) -> DecodeGraphs:
     return DecodeGraphs(
-        ContextModel(),
+        model,
         storage,
         scratch_block=SCRATCH,
         max_num_seqs=5,
-        max_model_len=12,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=2,
         device=CPU,
-        capture=run_again,
+        capture=capture_by_recording,
     )
 
 
@@ -96,6 +106,23 @@ def test_a_smaller_step_after_a_larger_one_sees_nothing_of_it(graphs) -> None:
     graphs.run(build_batch(decoding(9, 9, 9, 9), BLOCK_SIZE, CPU))
     few = build_batch(decoding(3, 2, 1), BLOCK_SIZE, CPU)
     assert graphs.run(few)[:, 1].tolist() == [3.0, 2.0, 1.0]
+
+
+def test_all_rungs_share_one_table_of_logits(graphs) -> None:
+    few = graphs.run(build_batch(decoding(3, 2), BLOCK_SIZE, CPU))
+    many = graphs.run(build_batch(decoding(1, 2, 3, 4, 5), BLOCK_SIZE, CPU))
+    assert few.data_ptr() == many.data_ptr()
+
+
+def test_a_model_that_asks_the_device_cannot_be_captured(storage) -> None:
+    with pytest.raises(RuntimeError, match="_local_scalar_dense waits for the device"):
+        graphs_of(WaitingModel(), storage)
+
+
+def test_a_model_that_decides_by_the_length_of_a_step_is_shown(storage) -> None:
+    batch = build_batch(decoding(3, 2), BLOCK_SIZE, CPU)
+    eager = BranchingModel().forward(batch, storage)
+    assert torch.equal(graphs_of(BranchingModel(), storage).run(batch), 2 * eager)
 
 
 def test_only_steps_in_which_all_decode_and_draw_are_replayed(graphs) -> None:

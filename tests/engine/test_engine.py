@@ -148,6 +148,7 @@ def test_a_chunk_too_large_for_the_memory_is_computed_in_halves_and_later_ones_a
         engine.add(request(name, prompt))
     outputs = drain(engine)
     assert {name: tokens(outputs[name]) for name in prompts} == {name: cold(p, 4) for name, p in prompts.items()}
+    assert (engine.stats().token_budget, engine.stats().max_num_batched_tokens) == (300, 600)
     engine.add(request("next", prompts["long"][::-1]))
     runner.sizes.clear()
     drain(engine)

@@ -92,7 +92,7 @@ class GreedySampler:
         self.sequences: list[Sequence] = []
         self.largest = 0
 
-    def draw(self, logits, sequences, num_ahead) -> Draw:
+    def draw(self, logits, sequences, num_ahead, pending) -> Draw:
         assert logits.shape == (len(sequences), 50)
         self.sequences += sequences
         self.largest = max(self.largest, len(sequences))

@@ -227,11 +227,12 @@ def test_a_preemption_is_told_though_the_step_after_it_is_formed_in_the_same_cal
     assert [(preemption.request_id, preemption.by_request_id) for preemption in told] == [("slow", "urgent")]
 
 
-def test_what_depends_on_the_tokens_themselves_waits_for_them() -> None:
+def test_penalties_run_ahead_and_choices_that_begin_together_wait() -> None:
     ahead = Ahead()
     ahead.add("a", [1, 2, 3], max_tokens=4, repetition_penalty=1.5)
     ahead.drain()
-    assert ahead.device.most_on_its_way == 1
+    assert ahead.device.most_on_its_way == 2
+    ahead.device.most_on_its_way = 0
     ahead.add("b", [1, 2, 3], max_tokens=4, n=2)
     ahead.step()
     assert ahead.device.most_on_its_way == 1
@@ -257,6 +258,11 @@ def test_a_failed_step_costs_nothing_but_time(where: str, num_steps: int) -> Non
 
 def test_the_real_model_gives_the_same_tokens_running_ahead(model_gguf) -> None:
     prompts = [[504, 3575, 282, 4649, 314], list(range(100, 140)), [1, 2, 3]]
+    kinds = [
+        {"temperature": 0.7, "seed": 5},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+        {"temperature": 0.0},
+    ]
 
     def answers(mode: str) -> dict[str, list[int]]:
         config = EngineConfig(
@@ -264,7 +270,7 @@ def test_the_real_model_gives_the_same_tokens_running_ahead(model_gguf) -> None:
         )
         engine, _ = create_engine(config, lambda share, what: None)
         for number, prompt in enumerate(prompts):
-            params = SamplingParams(max_tokens=12, temperature=0.0 if number else 0.7, seed=5)
+            params = SamplingParams(max_tokens=12, **kinds[number])
             engine.add(Request(request_id=str(number), prompt_token_ids=prompt, params=params))
         tokens: dict[str, list[int]] = {}
         while engine.has_work:

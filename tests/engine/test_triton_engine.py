@@ -1,14 +1,14 @@
 """A tiny model through the whole engine over Triton's kernels, interpreted: the same greedy tokens as the reference.
 
-Also as a GPU runs it: ahead, and with decode steps replayed from graphs, by a capture that runs the function again.
+Also as a GPU runs it: ahead, and with decode steps replayed from graphs, whose launches are recorded once.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from pagedd.bench.recorded_launches import capture_by_recording
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine
 from pagedd.engine.cuda_graphs import DecodeGraphs
@@ -76,11 +76,6 @@ def answers(engine: Engine) -> dict[str, list[int]]:
     return tokens
 
 
-def run_again(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    result = forward()
-    return lambda: result.copy_(forward())
-
-
 @pytest.mark.parametrize("form", ["float32", "int8"])
 def test_tokens_over_triton_equal_those_over_the_reference(folder, monkeypatch, form) -> None:
     monkeypatch.setenv(ops.BACKEND_VARIABLE, "reference")
@@ -101,8 +96,9 @@ def test_running_ahead_from_graphs_changes_no_token(folder, monkeypatch) -> None
         scratch_block=23,  # the last block, which these prompts never come to
         max_num_seqs=4,
         max_model_len=64,
+        vocab_size=40,
         device=torch.device("cpu"),
-        capture=run_again,
+        capture=capture_by_recording,
     )
     replays = []
     run = runner.graphs.run

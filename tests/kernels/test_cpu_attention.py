@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pagedd.kernels import cpu, reference
+from pagedd.kernels.cpu import build
 from pagedd.kernels.kv_form import FORMS, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer, block_size_of
 
@@ -93,7 +94,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("attention") / f"{request.param}.so"
     sources = [Path(__file__).with_name("attention_driver.cpp"), SOURCES / "attention.cpp", SOURCES / "rope_kv.cpp"]
-    command = ["g++", "-shared", "-fPIC", f"-I{SOURCES}", *cpu._FLAGS, *FLAGS[request.param]]
+    command = ["g++", "-shared", "-fPIC", f"-I{SOURCES}", *build.FLAGS, *FLAGS[request.param]]
     subprocess.run([*command, *map(str, sources), "-o", str(library)], check=True)
     return Driver(ctypes.CDLL(str(library)), request.param)
 

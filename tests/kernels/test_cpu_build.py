@@ -1,6 +1,12 @@
 """Building the C++ kernels: what an earlier build has left does not stop the next one. Nothing is compiled here."""
 
+import contextlib
 import functools
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,14 +15,17 @@ import pytest
 from torch.utils import cpp_extension
 
 from pagedd.kernels import cpu
+from pagedd.kernels.cpu import build
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The build folder, with a compiler that is always there."""
+    """The build folder, with a compiler that is always there, and builds in this process."""
     made = tmp_path / "kernels"
     monkeypatch.setattr(cpu, "_build_folder", lambda: made)
     monkeypatch.setattr(cpu, "load", functools.cache(cpu.load.__wrapped__))
+    monkeypatch.setattr(build, "build_in_child", build.build)
+    monkeypatch.setattr(cpu, "_import", lambda library: ModuleType(library.stem))
     monkeypatch.setenv("CXX", "true")
     return made
 
@@ -48,3 +57,32 @@ def test_a_build_that_fails_says_why_and_leaves_nothing_to_load(folder: Path, mo
         cpu.load()
     assert not (folder / "pagedd_cpu.so").exists()
     assert not list(folder.glob("build-*"))
+
+
+def wait_for(condition: Any) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_compilers_end_with_the_process_that_wanted_the_kernels(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-c*) echo $$ >{tmp_path}/pid.$$; sleep 600 ;; *) exec g++ "$@" ;; esac\n'
+    )
+    compiler.chmod(0o755)
+    environ = os.environ | {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache"), "MAX_JOBS": "2"}
+    environ.pop("CACHE_DIRECTORY", None)
+    wanting = subprocess.Popen(
+        [sys.executable, "-P", "-c", "from pagedd.kernels import cpu; cpu.load()"], env=environ, start_new_session=True
+    )
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("pid.*"))) == 2)
+        pids = [int(path.read_text()) for path in tmp_path.glob("pid.*")]
+        wanting.kill()
+        wanting.wait()
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(wanting.pid, signal.SIGKILL)

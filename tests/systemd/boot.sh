@@ -38,6 +38,7 @@ for device in null zero full random urandom tty; do
 done
 mkdir "$root/dev/shm" "$root/dev/pts"
 ln -s /proc/self/fd "$root/dev/fd"
+ln -s pts/ptmx "$root/dev/ptmx"
 for path in "$@"; do
     changes=$(mktemp -d "$folder/tmpfs/XXXXXX")
     mkdir -p "$changes/upper" "$changes/work" "$root$path"

@@ -31,7 +31,8 @@ def settings(model: Path) -> str:
 
 
 def test_the_service_starts_serves_its_group_and_stops(service: Machine) -> None:
-    started = service.run("systemctl", "start", "pagedd", check=False, timeout_s=120)
+    # It compiles its kernels.
+    started = service.run("systemctl", "start", "pagedd", check=False, timeout_s=250)
     assert started.returncode == 0, service.run("journalctl", "--no-pager", "-u", "pagedd").stdout
     assert service.show("pagedd", "ActiveState") == "active"
     assert service.show("pagedd", "StatusText")
@@ -54,13 +55,31 @@ def test_the_service_starts_serves_its_group_and_stops(service: Machine) -> None
     assert refused.returncode == 77
     assert "join the group pagedd" in refused.stderr
 
+    over_http = ("curl", "--silent", "--unix-socket", "/run/pagedd/http.sock", "http://localhost/v1/completions")
+    over_http += ("--header", "Content-Type: application/json", "--data", '{"prompt": "Hello", "max_tokens": 2}')
+    for who in ((), member):
+        assert json.loads(service.run(*who, *over_http).stdout)["usage"]["completion_tokens"] == 2
+    assert service.run(*stranger, *over_http, check=False).returncode == 7  # curl could not connect
+
+    # Each socket takes and refuses by its mode.
+    for name, who, is_open in (
+        ("stats", member, True),
+        ("stats", stranger, False),
+        ("admin", (), True),
+        ("admin", member, False),
+        ("admin", stranger, False),
+    ):
+        connect = f"import socket; socket.socket(socket.AF_UNIX).connect('/run/pagedd/{name}.sock')"
+        python = ("/opt/pagedd/bin/python", "-c", connect)
+        assert (service.run(*who, *python, check=False).returncode == 0) is is_open, (name, who)
+
     cgroup = service.show("pagedd", "ControlGroup")
     service.run("systemctl", "stop", "pagedd")
     assert service.show("pagedd", "ActiveState") == "inactive"
     assert service.show("pagedd", "Result") == "success"
     assert service.show("pagedd", "ExecMainStatus") == "0"
     assert service.run("test", "-e", f"/sys/fs/cgroup{cgroup}", check=False).returncode == 1  # no process is left
-    assert service.run("test", "-e", "/run/pagedd", check=False).returncode == 1
+    assert service.run("ls", "/run/pagedd").stdout == "pagedd.lock\n"
 
 
 def sockets(*names: str) -> list[str]:
@@ -80,13 +99,90 @@ def test_a_wrong_setting_is_said_and_not_tried_again(service: Machine, model_ggu
         service.run("systemctl", "reset-failed", "pagedd")
 
 
-def test_the_front_that_is_killed_is_started_again(service: Machine) -> None:
+def test_the_front_that_is_killed_is_started_again_and_so_is_the_engine(service: Machine) -> None:
     service.run("systemctl", "start", "pagedd", timeout_s=120)
+    front, engine = service.show("pagedd", "MainPID"), engine_pid(service)
+    service.run("kill", "-KILL", engine)
+    service.run("sh", "-c", "until pagectl generate Hello --max-tokens 2; do sleep 0.2; done", timeout_s=60)
+    assert service.show("pagedd", "MainPID") == front
+    assert service.show("pagedd", "NRestarts") == "0"
+    reports = service.run("sh", "-c", "cat /var/lib/pagedd/crashes/*").stdout
+    assert f"(pid {engine}) was ended by SIGKILL" in reports
+
     service.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "pagedd")
-    service.run("sh", "-c", "until [ $(systemctl show --value -p NRestarts pagedd) = 1 ]; do sleep 0.1; done")
-    service.run("sh", "-c", "until systemctl is-active --quiet pagedd; do sleep 0.1; done", timeout_s=120)
+    wait_for(service, "NRestarts", "1")
+    wait_for(service, "ActiveState", "active")
+    service.run("pagectl", "generate", "Hello", "--max-tokens", "2")
+    front = service.show("pagedd", "MainPID")
+    service.run("systemctl", "restart", "pagedd", timeout_s=120)
+    assert service.show("pagedd", "MainPID") != front
     service.run("pagectl", "generate", "Hello", "--max-tokens", "2")
     service.run("systemctl", "stop", "pagedd")
+
+
+def test_a_stop_during_the_load_leaves_nothing_behind(service: Machine) -> None:
+    service.run("systemctl", "start", "--no-block", "pagedd")
+    service.run("sh", "-c", "until pgrep -f daemon.engine_process; do sleep 0.05; done")
+    service.run("systemctl", "stop", "pagedd", timeout_s=10)
+    assert service.show("pagedd", "ActiveState") == "inactive"
+    assert service.show("pagedd", "Result") == "success"
+    assert service.run("pgrep", "-u", "pagedd", check=False).returncode == 1
+
+
+def test_the_first_client_starts_a_daemon_whose_sockets_systemd_holds(service: Machine) -> None:
+    service.run("systemctl", "start", "pagedd.socket")
+    member = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--groups=pagedd")
+    health = ("curl", "--silent", "--unix-socket", "/run/pagedd/http.sock", "http://localhost/health")
+    assert service.show("pagedd", "ActiveState") == "inactive"
+    assert json.loads(service.run(*member, *health).stdout)["status"] == "live"
+    wait_for(service, "ActiveState", "active")
+    service.run(*member, "pagectl", "generate", "Hello", "--max-tokens", "2")
+    modes = service.run("stat", "-c", "%a %U:%G %n", "/run/pagedd", *sockets("pagedd", "http", "stats", "admin")).stdout
+    assert modes.splitlines() == [
+        "750 pagedd:pagedd /run/pagedd",
+        *(f"660 pagedd:pagedd {path}" for path in sockets("pagedd", "http", "stats")),
+        *(f"600 pagedd:pagedd {path}" for path in sockets("admin")),
+    ]
+
+    # The sockets outlive it, and start the next one.
+    service.run("systemctl", "stop", "pagedd")
+    ask = "until pagectl generate Hello --max-tokens 2; do sleep 0.2; done"
+    service.run(*member, "sh", "-c", ask, timeout_s=120)
+    assert service.show("pagedd", "ActiveState") == "active"
+    service.run("systemctl", "stop", "pagedd.socket", "pagedd")
+
+
+def wait_for(service: Machine, name: str, value: str) -> None:
+    service.run("sh", "-c", f'until [ "$(systemctl show --value -p {name} pagedd)" = "{value}" ]; do sleep 0.1; done')
+
+
+def engine_pid(service: Machine) -> str:
+    front = service.show("pagedd", "MainPID")
+    return str(service.run("pgrep", "-P", front, "-f", "daemon.engine_process").stdout.strip())
+
+
+def test_an_engine_that_stands_still_is_replaced_by_the_front_and_a_front_by_systemd(
+    service: Machine, model_gguf: Path
+) -> None:
+    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf) + "step_timeout_seconds = 4\n")
+    service.write("/etc/systemd/system/pagedd.service.d/watchdog.conf", "[Service]\nWatchdogSec=4\n")
+    service.run("systemctl", "daemon-reload")
+    service.run("systemctl", "start", "pagedd", timeout_s=120)
+    front, engine = service.show("pagedd", "MainPID"), engine_pid(service)
+    service.run("kill", "-STOP", engine)
+    service.run("sh", "-c", f"while kill -0 {engine} 2>/dev/null; do sleep 0.1; done", timeout_s=30)
+    service.run("sh", "-c", "until pagectl generate Hello --max-tokens 2; do sleep 0.2; done", timeout_s=60)
+    assert service.show("pagedd", "MainPID") == front
+
+    service.run("kill", "-STOP", front)
+    wait_for(service, "Result", "watchdog")
+    wait_for(service, "ActiveState", "active")
+    assert service.show("pagedd", "MainPID") != front
+    service.run("pagectl", "generate", "Hello", "--max-tokens", "2")
+    service.run("systemctl", "stop", "pagedd")
+    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf))
+    service.run("rm", "/etc/systemd/system/pagedd.service.d/watchdog.conf")
+    service.run("systemctl", "daemon-reload")
 
 
 def test_uninstalling_keeps_settings_and_nothing_else_of_the_program(service: Machine) -> None:

@@ -1,5 +1,6 @@
 """The files that are installed, without booting anything."""
 
+import os
 import re
 import runpy
 import shutil
@@ -38,14 +39,52 @@ def test_the_unit_does_not_restart_what_waiting_cannot_mend() -> None:
         assert str(EXIT_STATUSES[code]) in listed[1].split()
 
 
-def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
+def analyze(tmp_path: Path, *arguments: str, unit: str = "pagedd.service", is_for_gpu: bool = False) -> str:
+    """What `systemd-analyze` says of a unit, which must not be an error."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    # The program has to exist for it.
-    unit = tmp_path / "pagedd.service"
-    unit.write_text(UNIT.replace("/opt/pagedd/bin/pagedd", "/bin/true"))
-    verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
-    assert (verified.returncode, verified.stderr) == (0, "")
+    for source in (ROOT / "systemd" / unit, ROOT / "systemd" / "pagedd.socket", ROOT / "systemd" / "pagedd.service"):
+        # The program has to exist for it.
+        (tmp_path / source.name).write_text(source.read_text().replace("/opt/pagedd/bin/pagedd", "/bin/true"))
+    if is_for_gpu:
+        (tmp_path / "pagedd.service.d").mkdir()
+        shutil.copy(ROOT / "systemd" / "gpu.conf", tmp_path / "pagedd.service.d")
+    said = subprocess.run(
+        ["systemd-analyze", *arguments, str(tmp_path / unit)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    return said.stdout
+
+
+@pytest.mark.parametrize("unit", ["pagedd.service", "pagedd.socket"])
+def test_systemd_finds_no_fault_in_a_unit(tmp_path: Path, unit: str) -> None:
+    analyze(tmp_path, "verify", unit=unit)
+
+
+def test_systemd_finds_no_fault_in_the_users_unit(tmp_path: Path) -> None:
+    analyze(tmp_path, "verify", "--user", unit="pagedd-user.service")
+
+
+def test_systemd_finds_no_fault_in_the_unit_for_a_gpu(tmp_path: Path) -> None:
+    analyze(tmp_path, "verify", is_for_gpu=True)
+
+
+@pytest.mark.parametrize(("is_for_gpu", "most"), [(False, 1.5), (True, 2.0)])
+def test_little_is_exposed(tmp_path: Path, is_for_gpu: bool, most: float) -> None:
+    said = analyze(tmp_path, "security", "--offline=true", "--no-pager", is_for_gpu=is_for_gpu)
+    overall = re.search(r"Overall exposure level for pagedd\.service: ([\d.]+)", said)
+    assert overall is not None
+    assert float(overall[1]) <= most
+
+
+def test_the_users_unit_gives_up_where_the_machines_does() -> None:
+    def line(unit: str) -> str:
+        return next(line for line in unit.splitlines() if line.startswith("RestartPreventExitStatus="))
+
+    assert line((ROOT / "systemd" / "pagedd-user.service").read_text()) == line(UNIT)
 
 
 def test_install_below_a_destdir_touches_nothing_else_and_uninstall_removes_it(tmp_path: Path) -> None:

@@ -8,9 +8,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from pagedd.engine.errors import EngineError
+from pagedd.engine.model.config import parse_decoder_config
+from pagedd.engine.model.decoder import Decoder
 from pagedd.engine.model.gguf import GGUFCheckpoint
+from pagedd.engine.model.gguf_blocks import read_blocks, read_nested_blocks
+from pagedd.engine.model.linear import QuantizedLinear
+from pagedd.engine.model.weight_blocks import NestedBlocks, WeightBlocks, concatenate_nested
 
 SHAPE = {
     "vocab_size": 96,
@@ -150,6 +156,95 @@ def test_superblock_types_are_dequantized_by_the_library(model, tmp_path, quanti
     tensor = GGUFCheckpoint(tmp_path / "model.gguf").get("model.layers.2.mlp.up_proj.weight")
     assert tensor.shape == (3, 2 * block_values)
     assert torch.equal(tensor, torch.from_numpy(gguf.dequantize(rows, quantization)))
+
+
+def random_superblocks(quantization: Type, num_rows: int, num_blocks: int, seed: int = 0) -> np.ndarray:
+    """Bytes of rows whose factors are finite: every float16 begins with a small exponent."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
+    blocks = np.random.default_rng(seed).integers(0, 256, (num_rows, num_blocks, block_bytes), dtype=np.uint8)
+    starts = [208] if quantization is Type.Q6_K else [0, 2]
+    for start in starts:
+        blocks[..., start + 1] &= 0xA7
+    return blocks.reshape(num_rows, -1)
+
+
+@pytest.mark.parametrize("quantization", [Type.Q4_K, Type.Q5_K, Type.Q6_K])
+def test_superblocks_are_read_as_they_are(quantization) -> None:
+    rows = random_superblocks(quantization, 5, 3)
+    blocks = read_nested_blocks(rows, quantization)
+    assert blocks is not None
+    group = 256 * 3 // blocks.s.shape[1]
+    assert group == blocks.group
+    scale = blocks.d.astype(np.float64).repeat(256 // group, axis=1) * blocks.s
+    offset = blocks.m.astype(np.float64).repeat(256 // group, axis=1) * blocks.t
+    weight = scale.repeat(group, axis=1) * blocks.q - offset.repeat(group, axis=1)
+    expected = gguf.dequantize(rows, quantization)
+    np.testing.assert_allclose(weight, expected, rtol=0, atol=2e-7 * np.abs(expected).max())
+    assert blocks.q.max() < 1 << blocks.bits
+
+
+def test_superblocks_of_different_kinds_are_stacked_without_rounding() -> None:
+    kinds = (Type.Q4_K, Type.Q6_K, Type.Q5_K)
+    rows = [random_superblocks(kind, 4, 2, seed) for seed, kind in enumerate(kinds)]
+    parts = [read_nested_blocks(data, kind) for data, kind in zip(rows, kinds, strict=True)]
+    stacked = concatenate_nested(parts)
+    assert (stacked.bits, stacked.group) == (8, 16)
+    linear = QuantizedLinear(stacked, None, torch.device("cpu"))
+    expected = np.concatenate([gguf.dequantize(data, kind) for data, kind in zip(rows, kinds, strict=True)])
+    torch.testing.assert_close(linear(torch.eye(512)).T, torch.from_numpy(expected), rtol=1e-6, atol=1e-4)
+
+
+def test_factors_that_do_not_fit_are_left_to_the_library() -> None:
+    rows = np.zeros((1, 210), dtype=np.uint8)
+    rows[0, 208:] = np.frombuffer(np.float16(60000).tobytes(), dtype=np.uint8)
+    assert read_nested_blocks(rows, Type.Q6_K) is None
+
+
+@pytest.mark.parametrize("kinds", [(Type.Q4_K, Type.Q6_K), (Type.Q5_K, Type.Q8_0)])
+def test_a_kquant_file_stays_packed_for_a_backend_that_wants_it(kinds) -> None:
+    """Queries and keys in one kind, values in another, as such files have them."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1, "vocab_size": 32}
+    model = AutoModelForCausalLM.from_config(make_config(**sizes))
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+    class File:
+        """Of blocks, but for norms and the embedding."""
+
+        def __contains__(self, name: str) -> bool:
+            return name in shapes
+
+        def get(self, name: str) -> torch.Tensor:
+            kind = self.kind(name)
+            rows = torch.zeros(shapes[name]) if kind is None else gguf.dequantize(self.rows(name, kind), kind)
+            return torch.as_tensor(rows)
+
+        def kind(self, name: str) -> Type | None:
+            if "norm" in name or "embed" in name:
+                return None
+            return kinds[1] if "v_proj" in name else kinds[0]
+
+        def rows(self, name: str, kind: Type) -> np.ndarray:
+            if kind is Type.Q8_0:
+                return gguf.quantize(np.ones(shapes[name], dtype=np.float32), kind)
+            return random_superblocks(kind, shapes[name][0], shapes[name][1] // 256)
+
+        def blocks(self, name: str) -> WeightBlocks | None:
+            kind = self.kind(name)
+            return None if kind is None else read_blocks(self.rows(name, kind), kind)
+
+        def nested_blocks(self, name: str) -> NestedBlocks | None:
+            kind = self.kind(name)
+            return None if kind is None else read_nested_blocks(self.rows(name, kind), kind)
+
+        def is_quantized(self, name: str) -> bool:
+            return self.kind(name) is not None
+
+    config = parse_decoder_config(model.config.to_dict())
+    decoder = Decoder(config, File(), torch.float32, torch.device("cpu"), lambda share, what: None, keeps_packed=True)
+    prefix = "model.layers.0.self_attn"
+    alone = [f"{prefix}.{name}_proj.weight" for name in "qkv"] if Type.Q8_0 in kinds else []
+    assert decoder.dequantized == alone
+    assert decoder.has_quantized_weights
 
 
 def test_ends_of_sequence_are_those_of_the_tokenizer(model, tmp_path) -> None:

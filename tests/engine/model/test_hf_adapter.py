@@ -6,6 +6,7 @@ import torch
 from pagedd.engine.errors import EngineError
 from pagedd.engine.model import hf_adapter
 from pagedd.engine.model.hf_adapter import AdaptedModel
+from pagedd.kernels import ops
 
 SHAPE = {
     "vocab_size": 99,
@@ -62,6 +63,19 @@ def test_logits_equal_the_models_own(tiny, load, check_logits, kind, settings) -
     assert (loaded.config.num_layers, loaded.config.head_dim) == (2, 8)
     check_logits(loaded, model, random_prompts(30, 11), [{0: 30, 1: 11}])
     check_logits(loaded, model, random_prompts(30, 11), STEPS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("gpt2", GPT2), ("gemma2", GROUPED | CAPPED | {"sliding_window": 8, "head_dim": 16})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_logits_over_triton_equal_the_models_own(tiny, load, check_logits, monkeypatch, kind, settings) -> None:
+    monkeypatch.setenv(ops.BACKEND_VARIABLE, "triton")
+    folder, model = tiny(make_config(kind, **settings))
+    check_logits(load(folder), model, random_prompts(30, 11), STEPS)
+    monkeypatch.undo()
+    ops.select_backend(torch.device("cpu"))
 
 
 def test_bfloat16_passes_the_probe(tiny, load) -> None:

@@ -10,7 +10,7 @@ from pagedd.kernels.triton.top_k_top_p import keep_best
 
 def expect_same(logits: torch.Tensor, limits: list[int], shares: list[float], temperature: float = 1.0) -> torch.Tensor:
     """The weights that are left over."""
-    weights = _weights(logits, [temperature] * len(logits))
+    weights = _weights(logits, torch.full((len(logits),), temperature))
     expected, bounds = weights.clone(), (torch.tensor(limits), torch.tensor(shares, dtype=torch.float64))
     torch_ops.keep_best(logits, expected, *bounds)
     keep_best(logits, weights, *bounds)
@@ -59,10 +59,10 @@ def test_weights_whose_sum_passes_53_bits_are_summed_exactly() -> None:
 def test_a_broken_row_ends_and_leaves_its_neighbours_alone(spoilt: float) -> None:
     logits = torch.randn(3, 500)
     bounds = torch.tensor([5] * 3), torch.full((3,), 0.9, dtype=torch.float64)
-    expected = _weights(logits, [1.0] * 3)
+    expected = _weights(logits, torch.ones(3))
     torch_ops.keep_best(logits, expected, *bounds)
     logits[1, 77] = spoilt
-    weights = _weights(logits, [1.0] * 3)
+    weights = _weights(logits, torch.ones(3))
     keep_best(logits, weights, *bounds)
     assert torch.equal(weights[::2], expected[::2])
 
@@ -74,3 +74,11 @@ def test_a_whole_vocabulary_under_random_limits_and_shares(seed: int) -> None:
     logits = (torch.randn(4, 128_256) * 3).bfloat16().float()  # as a model gives them: full of ties
     limits = torch.randint(1, 128_257, (4,)).tolist()
     expect_same(logits, [*limits[:2], 50, 128_256], torch.rand(4).tolist())
+
+
+@pytest.mark.parametrize("which", ["logits", "weights"])
+def test_rows_that_do_not_lie_together_are_refused(which: str) -> None:
+    tables = {"logits": torch.zeros(2, 8), "weights": torch.ones(2, 8, dtype=torch.int64)}
+    tables[which] = torch.cat([tables[which], tables[which]], dim=1)[:, :8]
+    with pytest.raises(ValueError, match=rf"{which} of \[2, 8\] have strides \(16, 1\)"):
+        keep_best(*tables.values(), torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.float64))

@@ -1,0 +1,196 @@
+"""Every kernel on a card against the reference, on fresh random inputs: what `make test-kernels` proves interpreted.
+
+Outputs are poisoned before, and so is what of a cache nobody wrote. Numbers that are computed may differ by roundings;
+what is written to the cache without being computed, and what top-k and top-p leave over, has to be the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+
+from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, random_nested_weight, random_weight
+from pagedd.bench.report import Cell
+from pagedd.kernels import reference, torch_ops
+from pagedd.kernels.kv_form import FORMS
+from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.triton import backend as kernels
+
+TOLERANCE = 2e-2  # relative and absolute, of numbers around 1 in bfloat16
+
+# New tokens and context: the first is so long that it is cut over programs and merged, the last two are chunks.
+LENS = [(1, 700), (1, 3), (20, 33), (9, 9)]
+SHORTER_LENS = [(1, 300), (1, 3), (20, 33), (9, 9)]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """One shape of attention."""
+
+    head_dim: int
+    block_size: int
+    num_kv_heads: int
+    group: int
+    window: int | None = None
+    soft_cap: float | None = None
+
+    def __str__(self) -> str:
+        options = f"{f', window {self.window}' if self.window else ''}{', soft cap' if self.soft_cap else ''}"
+        heads = f"{self.num_kv_heads * self.group} / {self.num_kv_heads} heads of {self.head_dim}"
+        return f"{heads}, blocks of {self.block_size}{options}"
+
+
+SHAPES = (
+    Heads(64, 16, 2, 4),
+    Heads(80, 8, 2, 3),
+    Heads(96, 32, 1, 1),
+    Heads(128, 16, 2, 4, window=24),
+    Heads(128, 16, 1, 8),
+    Heads(256, 16, 1, 2, soft_cap=3.0),
+)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Holds a card to the reference, and keeps what it found."""
+
+    device: torch.device
+    dtype: torch.dtype
+    generator: torch.Generator
+    is_thorough: bool
+    found: list[dict[str, Cell]] = field(default_factory=list)
+
+    def near(self, what: str, got: torch.Tensor, wanted: torch.Tensor, *, may_be_unwritten: bool = False) -> None:
+        """
+        Raises:
+            AssertionError: a number is NaN (or NaN in one of the two only), or too far off.
+        """
+        got, wanted = got.detach().cpu().double(), wanted.detach().cpu().double()
+        if may_be_unwritten:
+            self._hold(what, torch.equal(got.isnan(), wanted.isnan()), "what was not written is not the same")
+            got, wanted = got.nan_to_num(), wanted.nan_to_num()
+        for whose, numbers in (("its", got), ("the reference's", wanted)):
+            self._hold(what, not numbers.isnan().any(), f"{int(numbers.isnan().sum())} of {whose} numbers are NaN")
+        difference = float(((got - wanted).abs() / (1 + wanted.abs())).max())
+        self._hold(what, difference <= TOLERANCE, f"differs by {difference:.3g}, {TOLERANCE} are allowed")
+        self._note(what, difference, "largest error")
+
+    def same(self, what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
+        """
+        Raises:
+            AssertionError: a bit differs.
+        """
+        num_wrong = int((got.detach().cpu() != wanted).sum())
+        self._hold(what, num_wrong == 0, f"{num_wrong} of {wanted.numel()} are not the same")
+        self._note(what, 0.0, "differences")
+
+    def draw(self, *shape: int) -> torch.Tensor:
+        """On the CPU."""
+        return torch.randn(*shape, generator=self.generator).to(self.dtype)
+
+    def _hold(self, what: str, is_so: bool, otherwise: str) -> None:
+        if not is_so:
+            raise AssertionError(f"{what}: {otherwise}")
+
+    def _note(self, what: str, value: float, unit: str) -> None:
+        self.found.append({"what": what, "value": float(f"{value:.4g}"), "unit": unit, "share": None})
+
+
+def compare_all(device: torch.device, dtype: torch.dtype, seed: int, *, is_thorough: bool) -> list[dict[str, Cell]]:
+    """Rows of the table: the largest error of each kernel. Raises for the first that is beyond what is allowed."""
+    comparison = Comparison(device, dtype, torch.Generator().manual_seed(seed), is_thorough)
+    parts: tuple[Callable[[Comparison], None], ...] = (_compare_rows, _compare_products, _compare_cut_offs)
+    with poisoned():
+        for part in parts:
+            part(comparison)
+        for number, (form, heads) in enumerate(product(FORMS, SHAPES)):
+            if is_thorough or number % (len(SHAPES) + 1) == 0:  # each form once, each with other heads
+                _compare_attention(comparison, form, heads)
+    return comparison.found
+
+
+def _compare_rows(comparison: Comparison) -> None:
+    x, residual, weight = comparison.draw(37, 512), comparison.draw(37, 512), comparison.draw(512)
+    there = [tensor.to(comparison.device) for tensor in (x, residual, weight)]
+    comparison.near("rms_norm", kernels.rms_norm(there[0], there[2], 1e-5), reference.rms_norm(x, weight, 1e-5))
+    got = kernels.add_rms_norm(there[0], there[1], there[2], 1e-5)
+    wanted = reference.add_rms_norm(x, residual, weight, 1e-5)
+    comparison.near("add_rms_norm", got[0], wanted[0])
+    comparison.near("add_rms_norm, sum", got[1], wanted[1])
+    comparison.near("silu_and_mul", kernels.silu_and_mul(there[0]), reference.silu_and_mul(x))
+
+
+def _compare_products(comparison: Comparison) -> None:
+    x, bias = comparison.draw(200, 512), comparison.draw(96)
+    there, bias_there = x.to(comparison.device), bias.to(comparison.device)
+    host, generator = torch.device("cpu"), comparison.generator
+    weights = {f"int{bits}": random_weight(96, 512, bits, host, generator) for bits in (4, 8)}
+    for name, bits, group in (("q4_k", 4, 32), ("q6_k", 8, 16)):
+        weights[name] = random_nested_weight(96, 512, bits, group, host, generator)
+    row_counts = (1, 2, 5, 37, 200) if comparison.is_thorough else (2, 37)
+    for (name, weight), num_rows, has_bias in product(weights.items(), row_counts, (False, True)):
+        comparison.near(
+            f"packed_linear, {name}, {num_rows} rows{', bias' if has_bias else ''}",
+            kernels.packed_linear(there[:num_rows], weight.to(comparison.device), bias_there if has_bias else None),
+            reference.packed_linear(x[:num_rows], weight, bias if has_bias else None),
+        )
+
+
+def _compare_cut_offs(comparison: Comparison) -> None:
+    """Half of the logits are tied with others."""
+    vocab_size, bounds = 5000, [(5000, 1.0), (1, 1.0), (7, 1.0), (50, 0.9), (5000, 0.95), (40, 0.01), (5000, 1e-9)]
+    logits = torch.randn(len(bounds), vocab_size, generator=comparison.generator) * 3
+    logits[:, ::2] = logits[:, ::2].round()
+    weights = ((logits - logits.amax(dim=1, keepdim=True)).exp() * 2.0**40).long()
+    limits, shares = torch.tensor([limit for limit, _ in bounds]), torch.tensor([share for _, share in bounds])
+    left = weights.to(comparison.device)
+    kernels.keep_best(
+        logits.to(comparison.device), left, limits.to(comparison.device), shares.double().to(comparison.device)
+    )
+    torch_ops.keep_best(logits, weights, limits, shares.double())
+    comparison.same("keep_best, weights left over", left, weights)
+
+
+def _compare_attention(comparison: Comparison, form: str, heads: Heads) -> None:
+    """The cache is written with and without rope, and then attended to."""
+    inputs = make_inputs(
+        LENS if comparison.is_thorough else SHORTER_LENS,
+        form,
+        comparison.dtype,
+        comparison.generator,
+        num_heads=heads.num_kv_heads * heads.group,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        block_size=heads.block_size,
+    )
+    moved, where = inputs.to(comparison.device), f"{form}, {heads}"
+    kernels.write_kv(moved.key, moved.value, moved.kv_layer, moved.slot_mapping)
+    reference.write_kv(inputs.key, inputs.value, inputs.kv_layer, inputs.slot_mapping)
+    comparison.same(f"write_kv, bytes of the cache, {where}", _bytes(moved.kv_layer), _bytes(inputs.kv_layer))
+    _rope(kernels.rope_and_write_kv, moved)
+    _rope(reference.rope_and_write_kv, inputs)
+    comparison.near(f"rope_and_write_kv, query, {where}", moved.query, inputs.query)
+    there, here = on_cpu(moved).kv_layer, inputs.kv_layer
+    comparison.same(f"rope_and_write_kv, bytes of the values, {where}", _bytes(there)[1], _bytes(here)[1])
+    comparison.near(f"rope_and_write_kv, keys, {where}", _numbers(there)[0], _numbers(here)[0], may_be_unwritten=True)
+    options = {"scale": heads.head_dim**-0.5, "sliding_window": heads.window, "soft_cap": heads.soft_cap}
+    got = kernels.paged_attention(moved.query, moved.kv_layer, moved, **options)
+    back = on_cpu(moved)  # over the card's own cache: keys that were rounded otherwise do not count
+    wanted = reference.paged_attention(back.query, back.kv_layer, back, **options)
+    comparison.near(f"paged_attention, {where}", got, wanted)
+
+
+def _rope(write: Callable[..., None], inputs: PagedInputs) -> None:
+    write(inputs.query, inputs.key, inputs.value, inputs.cos, inputs.sin, inputs.kv_layer, inputs.slot_mapping)
+
+
+def _bytes(layer: KVLayer) -> torch.Tensor:
+    """Keys, then values."""
+    return (layer.data if isinstance(layer, QuantizedLayer) else layer.view(torch.uint8)).cpu()
+
+
+def _numbers(layer: KVLayer) -> torch.Tensor:
+    if not isinstance(layer, QuantizedLayer):
+        return layer
+    return layer.form.dequantize(layer.values, layer.scales, layer.head_dim)

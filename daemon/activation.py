@@ -1,0 +1,47 @@
+"""Sockets that systemd holds for the daemon, so that a client that comes first starts it: sd_listen_fds(3).
+
+Owns which of them there are, and how ZeroMQ is bound to one. Those that nobody holds are bound as usual, with modes of
+the daemon's own; those of systemd have the modes of `pagedd.socket`.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import zmq
+
+from pagedd.client.endpoints import ipc
+from pagedd.daemon.runtime_dir import socket_mode
+
+# Path of a listening Unix socket -> its descriptor.
+Inherited = Mapping[Path, int]
+
+_FIRST_FD = 3
+
+
+def inherited_sockets(environ: Mapping[str, str] = os.environ) -> dict[Path, int]:
+    """The listening Unix sockets that this process was started with."""
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return {}
+    found = {}
+    for fd in range(_FIRST_FD, _FIRST_FD + int(environ.get("LISTEN_FDS", "0"))):
+        os.set_inheritable(fd, False)
+        # A connection that is gone before it is accepted must not hold its acceptor up.
+        os.set_blocking(fd, False)
+        listener = socket.socket(fileno=fd)
+        if listener.family == socket.AF_UNIX and listener.type == socket.SOCK_STREAM:
+            found[Path(listener.getsockname())] = fd
+        listener.detach()
+    return found
+
+
+def bind(zmq_socket: "zmq.Socket[bytes]", path: Path, mode: int, inherited: Inherited) -> None:
+    """Binds to `path` with file mode `mode`, or takes over the listener that is there. Raises `zmq.ZMQError`."""
+    if (fd := inherited.get(path)) is not None:
+        # ZeroMQ closes it with the socket; systemd keeps its own.
+        zmq_socket.setsockopt(zmq.USE_FD, fd)
+        zmq_socket.bind(ipc(path))
+    else:
+        with socket_mode(mode):
+            zmq_socket.bind(ipc(path))

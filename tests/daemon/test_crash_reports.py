@@ -1,0 +1,28 @@
+"""What is kept of an engine that died."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pagedd.daemon.crash_reports import MAX_KEPT, Crash, CrashReports, state_directory
+
+CRASH = Crash(reason="it was ended by SIGSEGV", trace="", info=None, stats=None, in_flight=())
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    reports = CrashReports(tmp_path / "crashes")
+    paths = [reports.keep(CRASH) for _ in range(MAX_KEPT + 3)]
+    assert [path for path in paths if path is not None and path.exists()] == paths[3:]
+
+
+def test_a_full_disk_costs_the_report_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "crashes").touch()
+    assert CrashReports(tmp_path / "crashes").keep(CRASH) is None
+    assert "no crash report could be kept" in caplog.text
+
+
+def test_the_folder_is_systemds_or_the_users_own(tmp_path: Path) -> None:
+    assert state_directory({"STATE_DIRECTORY": "/var/lib/pagedd:/var/lib/other"}) == Path("/var/lib/pagedd")
+    assert state_directory({"XDG_STATE_HOME": "/s", "STATE_DIRECTORY": ""}) == Path("/s/pagedd")
+    assert state_directory({}) == Path(os.path.expanduser("~")) / ".local/state/pagedd"
