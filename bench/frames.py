@@ -332,7 +332,9 @@ class FakeEngine:
             "inter_token_seconds_p99": 0.0413,
             "engine_cpu_cores": 1.94,
             "engine_rss_bytes": 1.3 * 2**30,
-            "gpu_energy_joules": 140.0 * (self._time_s - START_S) if self.num_devices else None,
+            "energy_joules_per_token": 0.66 if self.num_devices else None,
+            "cost_per_million_prompt_tokens": 0.0213 if self.num_devices else None,
+            "cost_per_million_output_tokens": 0.84 if self.num_devices else None,
         }
 
     def _machine(self) -> Machine:

@@ -4,12 +4,17 @@
     python -P -m pagedd.bench.stats_feed --watchers pagetop --rounds 10
 
 Two parts. *Steps*: a daemon decodes `--sequences` answers at a time, and windows without and with `--subscribers`
-attached take turns, so that what drifts falls on both. A step's time is the wall time of a window over its
-steps, so that the picture, which is made between two steps, counts. A window with subscribers is held against the mean
-of its neighbours without; the table has the median of these differences, and their quartiles.
+attached take turns, so that what drifts falls on both. A window with subscribers is held against the mean of its
+neighbours without; the table has the median of these differences, and their quartiles.
 
-    sockets   subscribers that receive and drop: the daemon's own cost
-    pagetop   real screens, in terminals of 160 × 48, which need the processor themselves
+    wall        wall time of a window over its steps: what users feel, the watchers' share of the processor included
+    engine CPU  processor time of the engine process over its steps (/proc/PID/task/*/schedstat): what the daemon itself
+                spends, however many others compete. With `--num-threads 1`, where no thread waits for another and spins
+    front %     of one core, of the front process, in windows with subscribers less that in those without
+    watchers %  of one core, of all watchers together
+
+    sockets     subscribers that receive and drop: the daemon's own cost
+    pagetop     real screens, in terminals of 160 × 48, which need the processor themselves
 
 *Pictures*: the engine's bookkeeping with 64 sequences over pools of several sizes, without a model, and the front's
 part beside it. Medians, in ms.
@@ -33,10 +38,13 @@ import termios
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from fcntl import ioctl
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
+import psutil
 import zmq
 
 from pagedd.bench.daemon_process import running_daemon
@@ -70,10 +78,24 @@ _PAINTING_LIMIT_S = 60.0
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-async def step_times(
-    args: argparse.Namespace, watch: Callable[[Endpoints], contextlib.AbstractAsyncContextManager[None]]
-) -> tuple[list[float], list[float]]:
-    """Seconds a step in windows without and with subscribers, in turn; one more without."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds a step, and shares of one core."""
+
+    wall_s: float
+    engine_cpu_s: float
+    front: float
+    watchers: float
+
+
+class Watch(Protocol):
+    """Attaches so many subscribers; gives the ids of their processes, if they have some of their own."""
+
+    def __call__(self, endpoints: Endpoints, count: int) -> contextlib.AbstractAsyncContextManager[list[int]]: ...
+
+
+async def step_windows(args: argparse.Namespace, watch: Watch) -> tuple[list[Window], list[Window]]:
+    """Windows without and with subscribers, in turn; one more without."""
     num_blocks = args.sequences * (MAX_TOKENS // BLOCK_SIZE + 2)
     flags = ["--model", args.model, "--num-blocks", str(num_blocks), "--max-num-seqs", str(args.sequences)]
     # A step is then a token of each, whatever they write.
@@ -87,13 +109,13 @@ async def step_times(
             while (await client.stats()).figures["num_requests_running"] != args.sequences:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)  # what is waited for has no event
             await asyncio.sleep(5.0)  # until the answers are of all lengths
-            without, watched = [await _window(client, args.window)], []
+            without, watched = [await _window(client, daemon.pid, [], args.window)], []
             for _ in range(args.rounds):
-                async with watch(endpoints):
+                async with watch(endpoints, args.subscribers) as pids:
                     await asyncio.sleep(_SETTLE_S[args.watchers])
-                    watched.append(await _window(client, args.window))
+                    watched.append(await _window(client, daemon.pid, pids, args.window))
                 await asyncio.sleep(_SETTLE_S["sockets"])
-                without.append(await _window(client, args.window))
+                without.append(await _window(client, daemon.pid, [], args.window))
             for task in load:
                 task.cancel()
             await asyncio.gather(*load, return_exceptions=True)
@@ -108,18 +130,32 @@ async def _answer(client: AsyncClient, number: int) -> None:
         await client.generate(f"Story {number}.{turn}:", max_tokens=length, ignore_eos=True, seed=number).result()
 
 
-async def _window(client: AsyncClient, seconds: float) -> float:
-    """Wall time over steps. Each of the two questions costs a picture, in every window alike."""
-    first = await client.stats()
+async def _window(client: AsyncClient, front: int, watchers: Sequence[int], seconds: float) -> Window:
+    """Each of the two questions costs a picture, in every window alike."""
+    children = psutil.Process(front).children()
+    (engine,) = (child.pid for child in children if "engine_process" in " ".join(child.cmdline()))
+
+    def spent() -> tuple[float, float, float]:
+        return cpu_s(engine), cpu_s(front), sum(map(cpu_s, watchers))
+
+    first, before = await client.stats(), spent()
     await asyncio.sleep(seconds)
-    last = await client.stats()
+    last, after = await client.stats(), spent()
     num_steps = (last.figures["steps_total"] or 0) - (first.figures["steps_total"] or 0)
-    return (last.time_s - first.time_s) / num_steps
+    wall_s = last.time_s - first.time_s
+    engine_s, front_s, watchers_s = (late - early for early, late in zip(before, after, strict=True))
+    return Window(wall_s / num_steps, engine_s / num_steps, front_s / wall_s, watchers_s / wall_s)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds that all threads of a process have had, to the nanosecond."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 @contextlib.asynccontextmanager
-async def sockets(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
-    """Subscribers in a thread that receive what comes and drop it."""
+async def sockets(endpoints: Endpoints, count: int) -> AsyncIterator[list[int]]:
+    """Subscribers in a thread of this process that receive what comes and drop it."""
     context = zmq.Context()
     is_over = threading.Event()
 
@@ -141,7 +177,7 @@ async def sockets(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
     thread = threading.Thread(target=receive)
     thread.start()
     try:
-        yield
+        yield []
     finally:
         is_over.set()
         await asyncio.to_thread(thread.join)
@@ -149,7 +185,7 @@ async def sockets(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def screens(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
+async def screens(endpoints: Endpoints, count: int) -> AsyncIterator[list[int]]:
     """Real `pagetop`s, each in a terminal that is read as fast as it writes, from when all have their first picture."""
     command = [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", str(endpoints.directory)]
     processes, masters = [], []
@@ -170,7 +206,7 @@ async def screens(endpoints: Endpoints, count: int) -> AsyncIterator[None]:
         async with asyncio.timeout(_PAINTING_LIMIT_S):
             while unpainted:  # noqa: ASYNC110 (the readers empty it)
                 await asyncio.sleep(0.05)
-        yield
+        yield [process.pid for process in processes]
         if ended := [process.returncode for process in processes if process.poll() is not None]:
             raise RuntimeError(f"a pagetop ended with status {ended[0]} while it was measured")
     finally:
@@ -287,29 +323,43 @@ def picture_row(num_blocks: int, costs: dict[str, float]) -> dict[str, Cell]:
     }
 
 
-def step_row(name: str, without: Sequence[float], watched: Sequence[float]) -> dict[str, Cell]:
-    low, middle, high = statistics.quantiles(differences(without, watched), n=4)
-    return {
-        "watched by": name,
-        "rounds": len(watched),
-        "step ms without": 1e3 * statistics.median(without),
-        "step ms with": 1e3 * statistics.median(watched),
-        "difference %": 100 * middle,
-        "first quartile %": 100 * low,
-        "third quartile %": 100 * high,
-    }
+def step_rows(name: str, without: Sequence[Window], watched: Sequence[Window]) -> list[dict[str, Cell]]:
+    rows: list[dict[str, Cell]] = []
+    for measure, field in (("wall", "wall_s"), ("engine CPU", "engine_cpu_s")):
+        alone, beside = ([getattr(window, field) for window in windows] for windows in (without, watched))
+        low, middle, high = statistics.quantiles(differences(alone, beside), n=4)
+        rows.append(
+            {
+                "watched by": name,
+                "measure": measure,
+                "rounds": len(watched),
+                "step ms without": 1e3 * statistics.median(alone),
+                "step ms with": 1e3 * statistics.median(beside),
+                "difference %": 100 * middle,
+                "first quartile %": 100 * low,
+                "third quartile %": 100 * high,
+            }
+        )
+    return rows
 
 
-async def run(args: argparse.Namespace) -> tuple[list[dict[str, Cell]], list[dict[str, Cell]]]:
-    """The rows of both tables; without `--rounds` the first is empty."""
+def share_row(name: str, without: Sequence[Window], watched: Sequence[Window]) -> dict[str, Cell]:
+    front_without, front_with = (statistics.median(window.front for window in some) for some in (without, watched))
+    watchers = statistics.median(window.watchers for window in watched)
+    return {"watched by": name, "front %": 100 * (front_with - front_without), "watchers %": 100 * watchers}
+
+
+async def run(args: argparse.Namespace) -> dict[str, list[dict[str, Cell]]]:
+    """The rows of the tables: `pictures`, and with `--rounds` `steps` and `shares`."""
     pictures = [
         picture_row(num_blocks, await picture_costs(num_blocks, args.repeats)) for num_blocks in (10_000, 100_000)
     ]
     if not args.rounds:
-        return [], pictures
-    watch = sockets if args.watchers == "sockets" else screens
-    without, watched = await step_times(args, lambda endpoints: watch(endpoints, args.subscribers))
-    return [step_row(f"{args.subscribers} {args.watchers}", without, watched)], pictures
+        return {"pictures": pictures}
+    without, watched = await step_windows(args, sockets if args.watchers == "sockets" else screens)
+    name = f"{args.subscribers} {args.watchers}"
+    shares = [share_row(name, without, watched)]
+    return {"steps": step_rows(name, without, watched), "shares": shares, "pictures": pictures}
 
 
 def main() -> None:
@@ -325,10 +375,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
     args = parser.parse_args()
 
-    steps, pictures = asyncio.run(run(args))
-    if steps:
-        print(table(steps), end="\n\n")
-    print_report("stats_feed", pictures, {"steps": steps, "pictures": pictures}, output=args.output)
+    tables = asyncio.run(run(args))
+    for name in ("steps", "shares"):
+        if name in tables:
+            print(table(tables[name]), end="\n\n")
+    print_report("stats_feed", tables["pictures"], tables, output=args.output)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ from pagedd.client.protocol import (
 )
 
 _LINGER_MS = 500
+_PICTURES_BEHIND = 64
 
 _Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, UsageReport)
 
@@ -161,18 +162,20 @@ class AsyncClient:
         connection = await self._requests()
         return (await self._ask(connection, GetStats(id=next(self._ids), blocks=blocks), Stats)).frame
 
-    async def watch_stats(self) -> AsyncGenerator[StatsFrame, None]:
+    async def watch_stats(self, *, every: bool = False) -> AsyncGenerator[StatsFrame, None]:
         """Pictures as the daemon publishes them. A slow reader misses some and always gets the newest.
 
+        With `every` it gets all of them, as long as it is not more than a quarter of a minute behind.
         Raises `PageddError("daemon_unreachable")` when the daemon goes.
         """
         # CONFLATE keeps one message, so a reader that sleeps never sees an old one.
-        options: dict[int, int | bytes] = {zmq.CONFLATE: 1, zmq.SUBSCRIBE: b""}
+        kept = (zmq.RCVHWM, _PICTURES_BEHIND) if every else (zmq.CONFLATE, 1)
+        options: dict[int, int | bytes] = {kept[0]: kept[1], zmq.SUBSCRIBE: b""}
         link = await self._open_link(zmq.SUB, client_endpoints(self._runtime_dir).stats, options)
         try:
             while True:
-                *_, newest = await link.receive()
-                yield _decoded(protocol.decode_stats, newest[0])
+                for frames in (await link.receive())[0 if every else -1 :]:
+                    yield _decoded(protocol.decode_stats, frames[0])
         finally:
             link.close()
 

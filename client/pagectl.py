@@ -161,6 +161,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     command("sleep", run_sleep, "end the engine and give its memory back; a request wakes it (service owner's rights)")
     command("wake", run_wake, "start the engine again now (needs the service owner's rights)")
+    priority = command(
+        "priority", run_priority, "change how urgent a live request is (needs the service owner's rights)"
+    )
+    priority.add_argument("request_id", metavar="ID", help="as `pagectl ps` shows it")
+    priority.add_argument("priority", type=int, metavar="N", help="-100 to 100, higher is more urgent")
 
     pull = command("pull", run_pull, "fetch a model into the cache and verify it")
     pull.add_argument("name", metavar="NAME", help="a known name, or a Hugging Face name")
@@ -299,6 +304,12 @@ def run_sleep(arguments: argparse.Namespace) -> int:
 def run_wake(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         client.wake()
+    return 0
+
+
+def run_priority(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        client.set_priority(_clean(arguments.request_id), arguments.priority)
     return 0
 
 

@@ -482,7 +482,7 @@ class Event(msgspec.Struct, kw_only=True):
     """Something that happened. `seq` grows by one with each, from 1 at the daemon's start; `time_s` is Unix time.
 
     Attributes:
-        kind: preemption, eviction (a burst of them), refusal, cancel, engine, model.
+        kind: preemption, eviction (a burst of them), refusal, cancel, priority, engine, model.
         reason: what and why, for people, with the numbers; never what a caller wrote.
         request_id: whom it befell, when it was one request.
     """
@@ -510,6 +510,13 @@ class Advice(msgspec.Struct, kw_only=True):
     gain: str
 
 
+class Ending(msgspec.Struct, kw_only=True):
+    """How a request ended. `outcome` is the finish reason of its last choice (`stop`, `length`, `abort`), or a code."""
+
+    request_id: str
+    outcome: str
+
+
 class StatsFrame(msgspec.Struct, kw_only=True):
     """One picture of the daemon. `engine/stats.py` defines the figures; ratios are 0–1, `None` is "not available".
 
@@ -523,6 +530,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
             answer to `GetStats` has all that the daemon keeps, 256.
         seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
         advice: at most one of each cause, most worth first; empty when all is well.
+        endings: of the requests that ended last, the newest at the end, at most 32.
     """
 
     version: str
@@ -541,6 +549,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     events: list[Event] = []
     seq: int = 0
     advice: list[Advice] = []
+    endings: list[Ending] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

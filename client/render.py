@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pagedd.client.percent import percent
 from pagedd.client.protocol import BlockMap, Event, Prefixes, RequestRow, StatsFrame
 
 # `S` marks shared blocks, so no sequence gets it.
@@ -22,7 +23,6 @@ _BLOCKS_PER_GROUP = 8
 
 _RATIOS = frozenset({"kv_usage", "slot_fill", "fragmentation", "contiguous_fragmentation", "hit_rate"})
 _UNITS = {  # the part of a figure's name that says its unit -> unit shown, factor, decimals
-    "ratio": ("%", 100, 1),
     "bytes": ("MiB", 1 / (1 << 20), 1),
     "s": ("s", 1, 3),
     "seconds": ("s", 1, 3),
@@ -205,7 +205,7 @@ def _name(row: RequestRow) -> str:
 def _state(row: RequestRow) -> str:
     if row.state != "prefill" or not row.num_prompt_tokens:
         return row.state
-    return f"prefill {100 * row.num_computed_tokens // row.num_prompt_tokens}%"
+    return f"prefill {percent(row.num_computed_tokens / row.num_prompt_tokens)}%"
 
 
 def _cell(blocks: BlockMap, block: int, owners: dict[int, str], glyphs: Glyphs) -> str:
@@ -266,7 +266,9 @@ def _figure(name: str, value: float | None, glyphs: Glyphs) -> tuple[str, str]:
     """Value and unit, which a figure's name carries."""
     if value is None:
         return glyphs.missing, ""
-    kind = "ratio" if name in _RATIOS else next((part for part in reversed(name.split("_")) if part in _UNITS), "")
+    if name in _RATIOS or name.endswith("_ratio"):
+        return percent(value, decimals=1), "%"
+    kind = next((part for part in reversed(name.split("_")) if part in _UNITS), "")
     if kind:
         unit, factor, decimals = _UNITS[kind]
         return f"{value * factor:.{decimals}f}", unit

@@ -60,11 +60,14 @@ class EventLog:
         """`kind` is one of those that `protocol.Event` lists."""
         self._add(self._clock(), kind, reason, request_id)
 
-    def refused(self, code: str, message: str, request_id: str = "") -> None:
-        """A message was refused, or a request broke. The same again within a second is not told."""
+    def refused(self, code: str, message: str, request_id: str = "", field: str | None = None) -> None:
+        """A message was refused, or a request broke. The same again within a second is not told.
+
+        `field` is a name of the schema, which no caller made up.
+        """
         known = ERROR_KINDS.get(code)
         meaning = message if code in _TELLING or known is None else known.meaning
-        reason, now_s = f"{code}: {meaning}", self._clock()
+        reason, now_s = f"{code} ({field}): {meaning}" if field else f"{code}: {meaning}", self._clock()
         last_reason, last_s = self._last_refusal
         if reason != last_reason or not 0 <= now_s - last_s < _REPEAT_S:
             self._last_refusal = (reason, now_s)

@@ -77,6 +77,7 @@ class Frames:
             events=service.events.newest(EVENTS_IN_A_FRAME if viewer is None else EVENTS_KEPT),
             seq=self._num_made,
             advice=service.doctor.advice(info),
+            endings=list(service.endings),
         )
 
     async def _read_machine(self) -> Reading:

@@ -268,7 +268,7 @@ class _Handlers:
         try:
             asked = parse(body)
         except PageddError as error:
-            self._service.note_failure(error.code, error.message)
+            self._service.note_failure(error)
             raise
         return await generate(self._service, request, request[_CALLER], asked, kind)
 

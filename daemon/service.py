@@ -9,13 +9,14 @@ import logging
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate, StatsFrame
+from pagedd.client.protocol import Chat, DaemonMessage, Ending, Failed, Generate, StatsFrame
 from pagedd.daemon import admission, poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 Sink = Callable[[DaemonMessage], None]
 
 _RETRY_AFTER_S = (1, 60)
+_ENDINGS_KEPT = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,7 @@ class LiveEntry:
 
     Attributes:
         digest: once it is admitted, what stands for it in `poison.py` and crash reports.
+        failure: the code of its `Failed`, once it has heard one.
     """
 
     request: LiveRequest
@@ -69,6 +72,7 @@ class LiveEntry:
     times: RequestTimes
     meter: Meter
     digest: bytes = b""
+    failure: str | None = None
 
 
 class Service:
@@ -78,6 +82,7 @@ class Service:
         read_machine: what processes and devices are doing, for the statistics; any thread may call it. Set by
             `server.py`.
         events: what happened lately, for the statistics.
+        endings: how the last requests ended, likewise.
         metering: who may have how much, and what it costs.
         doctor: what should be changed.
     """
@@ -87,6 +92,7 @@ class Service:
         self.host = host
         self.read_machine: Callable[[], Reading] = Reading
         self.events = EventLog()
+        self.endings: deque[Ending] = deque(maxlen=_ENDINGS_KEPT)
         self.metering = Metering(config, clock)
         self.doctor = Doctor(self.metering.accounts, caches_prefixes=config.enable_prefix_caching, clock=clock)
         self.model: ServedModel | None = None
@@ -215,13 +221,15 @@ class Service:
         message = f"{backlog} wait unread; read faster, or do not stream"
         self._apply_to(request_id, Broken("client_too_slow", message, engine_has_it=True))
 
-    def set_priority(self, request_id: str, priority: int) -> bool:
+    def set_priority(self, request_id: str, priority: int, by: Caller) -> bool:
         """False when no live request has that id. Raises `PageddError` for a priority out of range."""
         admission.LIMITS["priority"].check(priority)
         entry = self._live.get(request_id)
         if entry is None:
             return False
-        entry.message.priority = priority
+        before, entry.message.priority = entry.message.priority, priority
+        if priority != before:
+            self.events.add("priority", f"from {before} to {priority} by {by.name}", request_id)
         if entry.request.phase is Phase.RUNNING:
             self.host.set_priority(request_id, priority)
         return True
@@ -276,10 +284,10 @@ class Service:
         """A picture of this moment; see `frames.py`."""
         return await self._frames.make(blocks=blocks, viewer=viewer)
 
-    def note_failure(self, code: str, message: str, request_id: str = "") -> None:
+    def note_failure(self, failure: PageddError | Failed, request_id: str = "") -> None:
         """A message was refused, or its request broke."""
-        self.metrics.failed(code)
-        self.events.refused(code, message, request_id)
+        self.metrics.failed(failure.code)
+        self.events.refused(failure.code, failure.message, request_id, failure.field)
 
     def live_entry(self, request_id: str) -> LiveEntry | None:
         return self._live.get(request_id)
@@ -475,7 +483,8 @@ class Service:
                     self.host.abort(request_id, choice_index)
                 case Send(message):
                     if isinstance(message, Failed):
-                        self.note_failure(message.code, message.message, request.request_id)
+                        entry.failure = message.code
+                        self.note_failure(message, request.request_id)
                     entry.send(message)
         if request.has_ended:
             self._forget(entry)
@@ -487,6 +496,8 @@ class Service:
         self._idle_since_s = time.monotonic()
         self._request_ended.set()
         self._request_ended.clear()
+        outcome = entry.failure or request.outcome or "abort"
+        self.endings.append(Ending(request_id=request.request_id, outcome=outcome))
         self.metering.leave(entry.meter, is_callers_doing=request.outcome != "error")
         was_admitted = request.num_prompt_tokens > 0
         if request.outcome in ("stop", "length"):

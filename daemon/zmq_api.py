@@ -148,7 +148,7 @@ class _Door:
                 case _:
                     self._handle(peer, peer.caller, message)
         except PageddError as error:
-            self._service.note_failure(error.code, error.message)
+            self._service.note_failure(error)
             self._refuse(peer, message_id, error)
 
     def _refuse(self, peer: Peer, message_id: str, error: PageddError) -> None:
@@ -236,7 +236,7 @@ class _AdminDoor(_Door):
             case Cancel(id=message_id, target=target):
                 found = self._service.cancel(target, by=caller)
             case SetPriority(id=message_id, target=target, priority=priority):
-                found = self._service.set_priority(target, priority)
+                found = self._service.set_priority(target, priority, by=caller)
             case _:
                 raise PageddError("forbidden", "only through pagedd.sock")
         if not found:

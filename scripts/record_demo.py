@@ -1,9 +1,10 @@
 """Records the session that `pagetop --demo` shows: a real daemon on a small pool, with more to do than it has room for.
 
-    python -P scripts/record_demo.py [--seconds 45] [--model NAME] [FILE]
+    python -P scripts/record_demo.py [--seconds 40] [--model NAME] [FILE]
 
 What people ask is made up, the answers are the model's. The pool is small so that blocks are shared, evicted and taken
-away within a minute; long prompts of low priority are computed in chunks beside chats that share a beginning.
+away within a minute; long prompts of low priority are computed in chunks beside chats that share a beginning. Now and
+then an administrator cancels a request or changes a priority, and somebody asks for what cannot be.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pagedd.tui.feed import LiveFeed
 from pagedd.tui.recording import DEMO
 from pagedd.tui.session import Session
 
-FLAGS = ("--num-blocks", "448", "--max-num-seqs", "10", "--max-num-batched-tokens", "256", "--max-model-len", "4096")
+FLAGS = ("--num-blocks", "320", "--max-num-seqs", "10", "--max-num-batched-tokens", "256", "--max-model-len", "4096")
 SYSTEMS = (
     "You are the assistant of a small bookshop by the sea. Answer in a few friendly sentences, name prices in crowns, "
     "never promise a book that is not on the shelf. The shop opens at nine, closes at six, and rests on Sundays.",
@@ -46,7 +47,7 @@ _TEXT_INTERVAL_S = 1.0
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, default=DEMO)
-    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     arguments = parser.parse_args()
     arguments.file.unlink(missing_ok=True)
@@ -90,10 +91,12 @@ async def _load(directory: Path) -> None:
     """Chats all the time, and now and then a long text of low priority or an urgent question."""
     draw = random.Random(4)
     async with AsyncClient(directory) as client, asyncio.TaskGroup() as group:
-        for number in range(20):
+        for number in range(12):
             group.create_task(_chat(client, random.Random(number)))
         for _ in range(2):
             group.create_task(_summarise(client, draw))
+        group.create_task(_administer(directory, draw))
+        group.create_task(_ask_too_much(client, draw))
 
 
 async def _chat(client: AsyncClient, draw: random.Random) -> None:
@@ -116,9 +119,33 @@ async def _summarise(client: AsyncClient, draw: random.Random) -> None:
         )
         with contextlib.suppress(PageddError):
             await client.generate(
-                f"Minutes of the meeting. {minutes}\nIn short:", priority=-10, max_tokens=80, temperature=0.5
+                f"Minutes of the meeting. {minutes}\nIn short:", priority=-10, max_tokens=120, temperature=0.5
             )
-        await asyncio.sleep(draw.uniform(1.0, 5.0))
+        await asyncio.sleep(draw.uniform(0.5, 3.0))
+
+
+async def _administer(directory: Path, draw: random.Random) -> None:
+    async with AsyncClient(directory) as admin:
+        for turn in itertools.count():
+            await asyncio.sleep(draw.uniform(1.5, 3.0))
+            rows = (await admin.stats()).requests
+            # A request may have ended since.
+            with contextlib.suppress(PageddError, IndexError):
+                if turn % 3 == 2:
+                    await admin.cancel(draw.choice([row for row in rows if row.state == "decode"]).request_id)
+                else:
+                    row = draw.choice([row for row in rows if row.priority < 20])
+                    await admin.set_priority(row.request_id, row.priority + 10)
+
+
+async def _ask_too_much(client: AsyncClient, draw: random.Random) -> None:
+    while True:
+        await asyncio.sleep(draw.uniform(1.0, 4.0))
+        with contextlib.suppress(PageddError):
+            await client.generate("Once", max_tokens=100_000).result()
+        await asyncio.sleep(draw.uniform(1.0, 4.0))
+        with contextlib.suppress(PageddError):
+            await client.generate("Once", temperature=9.0).result()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from pagedd.tui.session import Session
 
 # By name: the size in cells, and the keys that lead there.
 PICTURES = {
-    "pagetop-overview": ((126, 40), ("down", "down")),
-    "pagetop-blocks": ((126, 24), ("2", "tab", "down")),
+    "pagetop-overview": ((126, 31), ("down", "down")),
+    "pagetop-blocks": ((126, 17), ("2", "tab", "down")),
 }
-_UNTIL_S = 10.5
+_UNTIL_S = 14.1
 _SETTLE_S = 0.4
 
 

@@ -2,8 +2,9 @@
 
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, text_of
+from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.batch import batch_row
-from pagedd.tui.renderables.block_cells import Grid, block_cells, run_cell
+from pagedd.tui.renderables.block_cells import Grid, block_cells, blocks_in_sight, run_cell
 from pagedd.tui.renderables.cache import cache_bar, cache_figures
 from pagedd.tui.renderables.header import Modes
 from pagedd.tui.renderables.header import header_line as page_header
@@ -36,7 +37,7 @@ def map_lines(state: State, width: int, height: int, glyphs: Glyphs) -> list[str
     pool = state.pool
     if not pool.num_blocks:
         return []
-    grid = Grid.fit(pool.num_blocks, width, height)
+    grid = Grid.fit(blocks_in_sight(pool.num_blocks, pool.extent), width, height)
     cells = block_cells(glyphs)
     lines = []
     for row in range(grid.num_rows):
@@ -48,4 +49,6 @@ def map_lines(state: State, width: int, height: int, glyphs: Glyphs) -> list[str
             texts = [run_cell(run, glyphs.is_unicode).glyph for run in runs]
         groups = " ".join("".join(texts[at : at + 8]) for at in range(0, len(texts), 8))
         lines.append(f"{blocks.start:0{grid.label_width}} {groups}")
+    if num_more := pool.num_blocks - grid.num_blocks:
+        lines.append(f"{' ' * grid.label_width} {numbers.count(num_more, 0)} more blocks, all free")
     return lines

@@ -11,11 +11,14 @@ from typing import Any, ClassVar, cast
 from rich.console import RenderableType
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.timer import Timer
 
 from pagedd.client.errors import PageddError
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import printable
+from pagedd.tui.renderables.notice import Notice
 from pagedd.tui.screens.acting import ActingView
 from pagedd.tui.screens.overview import Overview
 from pagedd.tui.screens.view import Action, View
@@ -23,7 +26,8 @@ from pagedd.tui.session import Session
 from pagedd.tui.themes import Palette, make_palettes
 from pagedd.tui.widgets.painted import Painting
 
-_TICK_S = 0.5
+_TICK_S = 1.0
+_NOTICE_S = 6.0
 
 
 def _blocks() -> View:
@@ -73,7 +77,7 @@ class Pagetop(App[None]):
     MODES = SCREENS_BY_KEY
     DEFAULT_MODE = "overview"
     COMMAND_PALETTE_BINDING = "colon"
-    CSS = "Screen { scrollbar-size: 0 0; } Toast { max-width: 90%; }"
+    CSS = "Screen { scrollbar-size: 0 0; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"show('{name}')", name.capitalize(), show=False)
@@ -99,6 +103,8 @@ class Pagetop(App[None]):
         for name in set(self.available_themes) - set(self.palettes):
             self.unregister_theme(name)
         self.painting: Painting | None = None
+        self.notice: Notice | None = None
+        self._notice_timer: Timer | None = None
         self._is_grey = False
         self._set_theme(theme)
 
@@ -132,11 +138,27 @@ class Pagetop(App[None]):
             try:
                 done = await action()
             except PageddError as error:
-                self.notify(printable(error.message), title=error.code, severity="error", markup=False)
+                self.notify(error.message, title=error.code, severity="error")
             else:
-                self.notify(printable(done), markup=False)
+                self.notify(done)
 
         self.run_worker(acting(), name="action", exclusive=False)
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Above the keys for some seconds. Textual's own way would cover rows."""
+        text = printable(f"{title}: {message}" if title else message)
+        self._say(Notice(text, "accent" if severity == "information" else "bad"))
+        if self._notice_timer is not None:
+            self._notice_timer.stop()
+        self._notice_timer = self.set_timer(timeout or _NOTICE_S, lambda: self._say(None))
 
     def action_show(self, name: str, filtering: bool = False) -> None:
         """Goes to a screen by its name."""
@@ -153,7 +175,7 @@ class Pagetop(App[None]):
         if sequence is not None:
             from pagedd.tui.screens.request import Request
 
-            self.push_screen(Request(sequence))
+            self.push_screen(Request(sequence, self.session.state))
 
     def action_help(self) -> None:
         from pagedd.tui.screens.help import Help
@@ -168,12 +190,12 @@ class Pagetop(App[None]):
     def action_record(self) -> None:
         path = self.session.stop_recording()
         if path is not None:
-            self.notify(f"recorded in {path}", markup=False)
+            self.notify(f"recorded in {path}")
         else:
             try:
-                self.notify(f"recording to {self.session.start_recording()}; r ends it", markup=False)
+                self.notify(f"recording to {self.session.start_recording()}; r ends it")
             except PageddError as error:
-                self.notify(error.message, title=error.code, severity="error", markup=False)
+                self.notify(error.message, title=error.code, severity="error")
         self._changed()
 
     def action_next_theme(self) -> None:
@@ -205,15 +227,24 @@ class Pagetop(App[None]):
 
     def _changed(self) -> None:
         """There is something new to show."""
-        if self.session.is_stale != self._is_grey:
-            self._is_grey = self.session.is_stale
-            self._repaint()
+        self._follow_age()
         with self._paint():
             for screen in self.screen_stack:
                 if isinstance(screen, View):
                     screen.show()
 
+    def _follow_age(self) -> None:
+        """What is too old to be alive is grey."""
+        if self.session.is_stale != self._is_grey:
+            self._is_grey = self.session.is_stale
+            self._repaint()
+
+    def _say(self, notice: Notice | None) -> None:
+        self.notice = notice
+        self._tick()
+
     def _tick(self) -> None:
+        self._follow_age()
         with self._paint():
             for screen in self.screen_stack:
                 if isinstance(screen, View):
@@ -223,7 +254,7 @@ class Pagetop(App[None]):
     def _paint(self) -> Iterator[None]:
         """Paints what changes within, unless something lies on top of it, which only Textual can take into account."""
         screen = self.screen
-        if not isinstance(screen, View) or not screen.is_whole or len(self._notifications):
+        if not isinstance(screen, View) or not screen.is_whole:
             yield
             return
         painting = self.painting = Painting()

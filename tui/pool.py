@@ -53,6 +53,7 @@ class Pool:
     Attributes:
         looks: what to draw, a byte a block in physical order.
         partial: 1 where a used block has room left.
+        extent: every block from this one on has been free in all frames.
         version: grows by one with each frame.
         changed: the blocks whose look changed with the last frame, in order; None is all of them.
         filled: the blocks whose `partial` changed with it, likewise.
@@ -63,6 +64,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.version = 0
+        self.extent = 0
         self.block_size = 0
         self.looks = b""
         self.partial = b""
@@ -94,10 +96,11 @@ class Pool:
         is_new = len(blocks.states) != len(self._states)
         if is_new:
             self._owners = bytearray([ENDED]) * len(blocks.states)
-            self.tables, self._owner_looks, self._states = {}, {}, b""
+            self.tables, self._owner_looks, self._states, self.extent = {}, {}, b"", 0
         taken, evicted = self._follow(blocks, tables, marks, num_cached_tokens)
         before, before_partial = self.looks, self.partial
         self._draw(blocks)
+        self.extent = max(self.extent, len(self.looks.rstrip(b"\0")))
         self.changed = None if is_new else _differences(before, self.looks)
         self.filled = None if is_new else _differences(before_partial, self.partial)
         if is_new or self.changed is None:

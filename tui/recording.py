@@ -150,6 +150,8 @@ class Replay:
     def __init__(self, path: Path, *, speed: float = 1.0, is_loop: bool = False, name: str | None = None) -> None:
         """`speed` 2 shows it in half the time. Raises as `read`, before anything is shown."""
         self.name = f"replay {path.name}" if name is None else name
+        self.place = ""
+        self.gives_every_frame = True
         self._path = path
         self._speed = speed
         self._is_loop = is_loop

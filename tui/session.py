@@ -5,6 +5,7 @@ is called when there is something new.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import BlockDetail, Prefixes, RequestText, StatsFrame
-from pagedd.tui.feed import Source, Update
+from pagedd.tui.feed import Pace, Source, Update
 from pagedd.tui.recording import PREFIXES_QUESTION, SUFFIX, Recorder, block_question, text_question
 from pagedd.tui.renderables.header import Modes
 from pagedd.tui.sense import nonsense
@@ -38,6 +39,8 @@ class Session:
         self.clock = clock
         self.is_paused = False
         self._recorder: Recorder | None = None
+        self._pace = Pace()
+        self._rests_until_s = -math.inf
         self._asked: set[str] = set()
         self._preview_task: asyncio.Task[None] | None = None
         self._next_previews_s = 0.0
@@ -48,29 +51,37 @@ class Session:
 
     @property
     def is_stale(self) -> bool:
-        """What is on screen may not hold any more."""
-        return self.state.link.state == "lost"
+        """What is on screen may not hold any more. A picture that is held on purpose, or recorded, has no age."""
+        is_timeless = self.is_paused or bool(self.source.name)
+        return self.state.is_stale(self.state.received_s if is_timeless else self.clock())
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Takes in what the source has until it has no more; `changed` is called after each update."""
+        """Takes in what the source has until it has no more; `changed` is called when the picture is another one."""
         async for update in self.source.updates():
-            self.take(update)
-            changed()
+            if self.take(update):
+                changed()
 
-    def take(self, update: Update) -> None:
+    def take(self, update: Update) -> bool:
+        """Whether the picture is another one now. What is recorded does not depend on it."""
         if not isinstance(update, StatsFrame):
             if update.state == "connecting":
                 self.state = State()
             self.state.lose(update)
-            return
+            return True
         if (reason := nonsense(update)) is not None:
             self.state.lose(Link("lost", f"a frame that makes no sense: {reason}"))
-            return
-        if not self.is_paused:
-            self.state.take(update, self.clock())
-            self._learn_previews(update)
+            return True
+        self._learn_previews(update)
+        self.state.fill_in_previews(update)
         if self._recorder is not None:
             self._record(update)
+        if self.is_paused:
+            self.state.regain()
+            return False
+        if self._gives_way(update):
+            return False
+        self.state.take(update, self.clock())
+        return True
 
     def toggle_pause(self) -> None:
         self.is_paused = not self.is_paused
@@ -82,6 +93,7 @@ class Session:
         """
         path = path or Path(time.strftime("pagetop-%Y%m%d-%H%M%S") + SUFFIX)
         self._recorder = Recorder(path, started_s=self.clock())
+        self.source.gives_every_frame = True
         if self.state.frame is not None:
             self._record(self.state.frame)
         return path
@@ -91,6 +103,7 @@ class Session:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
+        self.source.gives_every_frame = False
         recorder.close()
         return recorder.path
 
@@ -113,6 +126,14 @@ class Session:
         if self._recorder is not None:
             self._record(msgspec.structs.replace(answer, id=question))
         return answer
+
+    def _gives_way(self, frame: StatsFrame) -> bool:
+        """While everything is recorded the source does not rest, so the picture does (`feed.py` says why)."""
+        now_s = self.clock()
+        if self._recorder is None or now_s >= self._rests_until_s:
+            self._rests_until_s = now_s + self._pace.rest_s(frame)
+            return False
+        return True
 
     def _record(self, message: StatsFrame | BlockDetail | Prefixes | RequestText) -> None:
         assert self._recorder is not None
@@ -137,6 +158,9 @@ class Session:
     async def _ask_previews(self) -> None:
         try:
             self.state.previews |= await self.source.previews()
+            # On a crowded machine the next frame may be seconds away.
+            if self.state.frame is not None:
+                self.state.fill_in_previews(self.state.frame)
         except PageddError:
             # The link's own state says so; a request without its words is still shown.
             return

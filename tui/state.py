@@ -4,17 +4,21 @@
 replayed. Knows no socket and no widget.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from pagedd.client.protocol import Event, RequestRow, StatsFrame
+from pagedd.client.protocol import Ending, Event, RequestRow, StatsFrame
 from pagedd.tui.history import Rate, Series
 from pagedd.tui.letters import Mark, Marks
-from pagedd.tui.pool import Key, Pool
+from pagedd.tui.pool import OWNED, Key, Pool
 from pagedd.tui.timeline import Timeline
 
 EVENTS_KEPT = 1000
+ENDINGS_KEPT = 1000
+# Older than that, a picture says its age.
 STALE_S = 1.0
+# Older than that, it does not look alive any more. Longer than the rest between two frames on a crowded machine.
+GREY_S = 6.0
 # Counters (`…_total` in a frame's figures) whose speed is shown, under the name that it is shown by.
 RATES = {
     "output_tokens": "generation_tokens_total",
@@ -23,7 +27,8 @@ RATES = {
     "preemptions": "preemptions_total",
     "steps": "steps_total",
 }
-_ENERGY_WINDOW_S = 10.0
+# The number of an event that this viewer saw; a daemon's begin at 1.
+NOTE = 0
 # A sequence's own speed is over longer: few tokens come in a second.
 _SEQUENCE_WINDOW_S = 2.0
 
@@ -56,14 +61,16 @@ class Link:
 
 
 class State:
-    """Everything on screen. Mutated only by `take` and `lose`.
+    """Everything on screen. Mutated only by `take`, `lose` and `regain`.
 
     Attributes:
         frame: the newest one; None before the first.
         received_s: when it came, on the viewer's clock.
         rates: per second, by the names of `RATES`; None is "not known yet".
         sequences: in the daemon's order.
-        events: oldest first, bounded.
+        is_held: no engine answers for longer than usual; blocks and sequences are those of an earlier frame.
+        events: by their time, oldest first, bounded.
+        endings: how requests ended, by request_id; bounded.
         previews: the first words of requests, by request_id; whoever learns them puts them here.
     """
 
@@ -74,28 +81,42 @@ class State:
         self.pool = Pool()
         self.sequences: list[Sequence] = []
         self.rates: dict[str, float | None] = dict.fromkeys(RATES)
-        self.joules_per_token: float | None = None
+        self.is_held = False
         self.series: dict[str, Series] = {name: Series() for name in (*RATES, "busy", "kv_usage")}
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.endings: OrderedDict[str, Ending] = OrderedDict()
         self.previews: dict[str, str] = {}
         self._marks = Marks()
         self._by_key: dict[Key, Sequence] = {}
         self._counters = {name: Rate() for name in RATES}
-        self._energy = Rate(_ENERGY_WINDOW_S)
-        self._energy_tokens = Rate(_ENERGY_WINDOW_S)
-        self._newest_event: int | None = None
+        # The last frame's, by what no two events have in common: a daemon numbers its own from 1.
+        self._seen_events: set[tuple[int, float]] = set()
 
     def take(self, frame: StatsFrame, now_s: float) -> None:
         """Takes in a frame that came at `now_s` on the viewer's clock."""
-        if self.frame is not None and frame.uptime_s < self.frame.uptime_s:
+        before = self.frame
+        is_another = before is not None and (frame.uptime_s < before.uptime_s or frame.seq < before.seq)
+        if is_another:
             self._note(frame.time_s, "engine", f"another daemon answers, {frame.uptime_s:.1f} s after its start")
-            self._newest_event = None
         elif self.link.state == "lost":
             self._note(frame.time_s, "engine", "connected again")
         self.frame, self.received_s, self.link = frame, now_s, Link("live")
         self._take_figures(frame)
-        self._take_requests(frame)
+        self.endings.update((ending.request_id, ending) for ending in frame.endings)
+        while len(self.endings) > ENDINGS_KEPT:
+            self.endings.popitem(last=False)
+        # An engine in a long step has no map to give: what it had stays. One that is gone has nothing any more.
+        self.is_held = frame.blocks is None and not frame.requests and frame.state == "ready" and not is_another
+        if not self.is_held:
+            self._take_requests(frame)
         self._take_events(frame.events)
+
+    def fill_in_previews(self, frame: StatsFrame) -> None:
+        """Puts the first words that are known into the frame's rows."""
+        live = {row.request_id for row in frame.requests}
+        self.previews = {request_id: text for request_id, text in self.previews.items() if request_id in live}
+        for row in frame.requests:
+            row.preview = row.preview or self.previews.get(row.request_id, "")
 
     def lose(self, link: Link) -> None:
         """The source is gone; what is on screen stays."""
@@ -103,12 +124,18 @@ class State:
             self._note(self.frame.time_s, "engine", f"connection lost: {link.error}")
         self.link = link
 
+    def regain(self) -> None:
+        """The source is there again; what is on screen stays as old as it is."""
+        self.link = Link("live")
+
     def age_s(self, now_s: float) -> float:
         """How old the newest frame is."""
         return max(0.0, now_s - self.received_s)
 
     def is_stale(self, now_s: float) -> bool:
-        return self.link.state == "lost" or (self.link.state == "live" and self.age_s(now_s) > STALE_S)
+        """What is on screen is too old to be shown as if it were alive."""
+        is_late = self.link.state == "live" and self.age_s(now_s) > GREY_S
+        return self.link.state == "lost" or is_late or self.is_held
 
     def figure(self, name: str) -> float | None:
         """A figure of the newest frame; None is "not available"."""
@@ -120,6 +147,13 @@ class State:
     def marks(self, block: int) -> list[tuple[Sequence, int]]:
         """The live sequences that hold a block, each with the block's logical index."""
         return [(self._by_key[key], logical) for key, logical in self.pool.owners(block) if key in self._by_key]
+
+    def holders(self, blocks: range) -> list[tuple[Sequence, int]]:
+        """The live sequences that alone hold blocks of a run, each with how many of them, the most first."""
+        looks = self.pool.looks[blocks.start : blocks.stop]
+        by_look = {OWNED + sequence.mark.number: sequence for sequence in self.sequences if sequence.mark is not None}
+        counts = [(by_look[look], looks.count(look)) for look in set(looks) if look in by_look]
+        return sorted(counts, key=lambda held: (-held[1], held[0].key))
 
     def busy(self) -> float | None:
         """What the machine's main device is doing, 0–1: the GPU when there is one, else the CPU."""
@@ -137,9 +171,6 @@ class State:
             self.series[name].add(frame.time_s, rate)
         self.series["busy"].add(frame.time_s, self.busy())
         self.series["kv_usage"].add(frame.time_s, frame.figures.get("kv_usage"))
-        watts = self._energy.add(frame.time_s, frame.figures.get("gpu_energy_joules"))
-        tokens = self._energy_tokens.add(frame.time_s, frame.figures.get("generation_tokens_total"))
-        self.joules_per_token = watts / tokens if watts is not None and tokens else None
 
     def _take_requests(self, frame: StatsFrame) -> None:
         by_key: dict[Key, Sequence] = {}
@@ -147,19 +178,17 @@ class State:
             key = row.request_id, row.index
             sequence = self._by_key.get(key) or Sequence(row)
             sequence.row = row
-            row.preview = row.preview or self.previews.get(row.request_id, "")
             sequence.tokens_per_s = sequence.rate.add(frame.time_s, row.num_output_tokens)
             sequence.timeline.take(row)
             by_key[key] = sequence
         self._by_key = by_key
         self.sequences = list(by_key.values())
-        live = {request_id for request_id, _ in by_key}
-        self.previews = {request_id: text for request_id, text in self.previews.items() if request_id in live}
         self._marks.follow(by_key, (key for key, sequence in by_key.items() if sequence.row.num_blocks))
         for key, sequence in by_key.items():
             sequence.mark = self._marks.get(key)
-        # An engine in a long step has no map to give: the last one stays.
-        if frame.blocks is not None:
+        if frame.blocks is None:
+            self.pool = Pool()
+        else:
             holding = {key: sequence for key, sequence in by_key.items() if sequence.row.block_table and sequence.mark}
             self.pool.take(
                 frame.blocks,
@@ -170,10 +199,18 @@ class State:
 
     def _take_events(self, events: list[Event]) -> None:
         for event in events:
-            if self._newest_event is None or event.seq > self._newest_event:
-                self._newest_event = event.seq
-                self.events.append(event)
+            if (event.seq, event.time_s) not in self._seen_events:
+                self._add_event(event)
+        if events:
+            self._seen_events = {(event.seq, event.time_s) for event in events}
+
+    def _add_event(self, event: Event) -> None:
+        """In front of this viewer's own notes of later, which a daemon knows nothing of."""
+        later: list[Event] = []
+        while self.events and self.events[-1].seq == NOTE and self.events[-1].time_s > event.time_s:
+            later.append(self.events.pop())
+        self.events += [event, *reversed(later)]
 
     def _note(self, time_s: float, kind: str, reason: str) -> None:
         """An event that this viewer saw, not the daemon."""
-        self.events.append(Event(seq=0, time_s=time_s, kind=kind, reason=reason))
+        self.events.append(Event(seq=NOTE, time_s=time_s, kind=kind, reason=reason))

@@ -28,6 +28,7 @@ from pagedd.client.protocol import (
     Generate,
     GetPrefixes,
     Sampling,
+    SetPriority,
     Sleep,
     Wake,
 )
@@ -157,7 +158,15 @@ def test_a_refusal_is_one_line_and_a_status(daemon: FakeDaemon, run: Run, capsys
 
 
 def test_without_a_daemon_it_says_what_to_do(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["generate", "x"], ["ps"], ["blocks"], ["stats"], ["stats", "--watch"], ["cancel", "r1"]):
+    for arguments in (
+        ["generate", "x"],
+        ["ps"],
+        ["blocks"],
+        ["stats"],
+        ["stats", "--watch"],
+        ["cancel", "r1"],
+        ["priority", "r1", "5"],
+    ):
         assert run(*arguments) == 69
         out, err = capsys.readouterr()
         assert out == ""
@@ -165,7 +174,9 @@ def test_without_a_daemon_it_says_what_to_do(run: Run, capsys: pytest.CaptureFix
         assert "systemctl start pagedd" in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["generate", "x", "--n", "two"], ["cancel"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["generate", "x", "--n", "two"], ["cancel"], ["priority", "r1", "high"]]
+)
 def test_a_wrong_command_line_is_status_2(run: Run, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         run(*arguments)
@@ -244,6 +255,12 @@ def test_a_prefix_is_evicted_through_the_admin_socket(
     assert run("evict", "d1") == 0
     assert daemon.hear(EvictPrefix, socket="admin").digest == "d1"
     assert capsys.readouterr().out == "2 blocks are free, 0 are in use and stay\n"
+
+
+def test_a_priority_is_set_through_the_admin_socket(daemon: FakeDaemon, run: Run) -> None:
+    assert run("priority", "r1", "20") == run("priority", "r1", "-20") == 0
+    said = [daemon.hear(SetPriority, socket="admin") for _ in range(2)]
+    assert [(message.target, message.priority) for message in said] == [("r1", 20), ("r1", -20)]
 
 
 def test_cancel_goes_to_the_admin_socket(daemon: FakeDaemon, run: Run) -> None:

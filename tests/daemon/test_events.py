@@ -82,6 +82,15 @@ def test_a_refusal_that_may_quote_the_caller_is_told_by_its_meaning(log: EventLo
     assert told(log) == [("refusal", f"{code}: {ERROR_KINDS[code].meaning}", "")]
 
 
+def test_a_refusal_names_the_field(log: EventLog) -> None:
+    log.refused("invalid_value", "temperature = 9; accepted: 0 to 2", field="temperature")
+    log.refused("invalid_value", "top_p = 9; accepted: 0 to 1", field="top_p")
+    assert [reason for _, reason, _ in told(log)] == [
+        "invalid_value (temperature): A field has a value outside its documented range.",
+        "invalid_value (top_p): A field has a value outside its documented range.",
+    ]
+
+
 def test_a_refusal_of_numbers_is_told_with_them(log: EventLog) -> None:
     log.refused("queue_full", "8 wait and 1 came, limit 8", "r")
     assert told(log) == [("refusal", "queue_full: 8 wait and 1 came, limit 8", "r")]

@@ -27,7 +27,7 @@ from pagedd.daemon.text.tokenizer import TextTokenizer
 
 from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
 
-ANA, BOB = Caller(uid=1001), Caller(uid=1002)
+ANA, BOB, ADMIN = Caller(uid=1001), Caller(uid=1002), Caller(uid=0)
 
 
 @pytest.fixture
@@ -120,17 +120,49 @@ async def test_a_request_that_is_cancelled_while_it_is_tokenized_never_reaches_t
 
 async def test_cancelling_what_is_not_there_says_so(service: Service) -> None:
     assert not service.cancel("nobody")
-    assert not service.set_priority("nobody", 5)
+    assert not service.set_priority("nobody", 5, ADMIN)
 
 
 async def test_a_priority_reaches_the_engine_and_is_checked(service: Service, host: ScriptedHost) -> None:
     await started(service, host)
     request_id = host.submitted[0].request_id
-    assert service.set_priority(request_id, 7)
+    assert service.set_priority(request_id, 7, ADMIN)
     assert host.priorities == [(request_id, 7)]
     with pytest.raises(PageddError) as refused:
-        service.set_priority(request_id, 101)
+        service.set_priority(request_id, 101, ADMIN)
     assert refused.value.field == "priority"
+
+
+async def test_a_priority_that_changed_is_an_event_with_both_and_who_did_it(
+    service: Service, host: ScriptedHost
+) -> None:
+    await started(service, host)
+    request_id = host.submitted[0].request_id
+    for priority in (7, 7, -20):
+        service.set_priority(request_id, priority, ADMIN)
+    told = [(event.reason, event.request_id) for event in service.events.newest() if event.kind == "priority"]
+    assert told == [
+        (f"from 0 to 7 by {ADMIN.name}", request_id),
+        (f"from 7 to -20 by {ADMIN.name}", request_id),
+    ]
+
+
+async def test_a_frame_says_how_the_last_requests_ended(service: Service, host: ScriptedHost) -> None:
+    for number in range(34):
+        await started(service, host, prompt(str(number)))
+    *early, stopped, refused, cancelled = [request.request_id for request in host.submitted]
+    for request_id in early:
+        service.cancel(request_id)
+    host.produce(stopped, b"x", finish_reason="length")
+    host.on_refused(refused, "out_of_memory", "no room")
+    service.cancel(cancelled)
+    endings = (await service.stats_frame(blocks=False)).endings
+    assert len(endings) == 32, "the newest ones"
+    assert [(ending.request_id, ending.outcome) for ending in endings[-3:]] == [
+        (stopped, "length"),
+        (refused, "out_of_memory"),
+        (cancelled, "abort"),
+    ]
 
 
 async def test_what_the_engine_refuses_is_told_with_its_code(service: Service, host: ScriptedHost) -> None:

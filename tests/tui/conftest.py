@@ -30,8 +30,10 @@ class FakeSource:
     """
 
     name = ""
+    place = "/run/pagedd/stats.sock"
 
     def __init__(self, updates: Iterable[Update]) -> None:
+        self.gives_every_frame = False
         self._updates = list(updates)
         self._more: asyncio.Queue[Update] | None = None
         self.done: list[tuple[object, ...]] = []
@@ -82,7 +84,7 @@ class FakeSource:
 class FrozenReplay(Replay):
     """The demo up to a moment, all at once."""
 
-    def __init__(self, path: Path = DEMO, until_s: float = 20.0) -> None:
+    def __init__(self, path: Path = DEMO, until_s: float = 26.4) -> None:
         super().__init__(path, name="")
         self._until_s = until_s
 

@@ -7,6 +7,7 @@ import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
+from pagedd.client.protocol import Ending, Event
 from pagedd.tui.glyphs import ASCII, UNICODE, Glyphs
 from pagedd.tui.recording import read
 from pagedd.tui.screens.help import Help
@@ -175,7 +176,10 @@ async def test_cancelling_asks_first_and_says_what_came_of_it() -> None:
         assert chosen is not None
         await pilot.press("k")
         await settled(pilot)
-        assert f"Cancel {chosen.row.request_id} of {chosen.row.user}?" in screen_text(app)
+        text, row = screen_text(app), chosen.row
+        assert f"Cancel this request of {row.user}?" in text
+        for words in (row.preview, row.model, row.request_id, f"{row.num_output_tokens} tokens so far", "cancel it"):
+            assert words in text
         await pilot.press("n")
         await settled(pilot)
         assert source.done == []
@@ -230,7 +234,7 @@ async def test_moving_onto_a_request_lights_its_blocks() -> None:
 
 
 async def test_the_map_follows_cursor_mouse_and_zoom() -> None:
-    app = make_app(make_source(num_blocks=20_000))
+    app = make_app(make_source(num_blocks=20_000, prompt_tokens=(8_000, 9_000), chunk_tokens=2_000))
     async with app.run_test(size=(120, 38), notifications=True) as pilot:
         await settled(pilot)
         await pilot.press("2")
@@ -239,7 +243,17 @@ async def test_the_map_follows_cursor_mouse_and_zoom() -> None:
         per_cell = block_map.grid.per_cell
         assert per_cell > 1
         await pilot.press("l", "l", "j")
-        assert block_map.pointed == 2 * per_cell + block_map.grid.blocks_per_row
+        await settled(pilot)
+        start = 2 * per_cell + block_map.grid.blocks_per_row
+        assert block_map.pointed == start
+        text = screen_text(app)
+        assert f"blocks {start:04}–{start + per_cell - 1:04} · " in text, "all blocks of the cell, not one of them"
+        assert f"block {start:04}" not in text
+        await pilot.press("enter")
+        await settled(pilot)
+        assert isinstance(app.screen, Request), "of whoever has most of it"
+        await pilot.press("escape")
+        await settled(pilot)
         await pilot.press("z")
         await settled(pilot)
         assert block_map.grid.per_cell == 1
@@ -263,14 +277,180 @@ async def test_enter_opens_the_block_table_with_live_text_and_escape_goes_back()
         assert isinstance(app.screen, Request)
         for words in ("Block table, ", "0 → 0", "Timeline", "Hello yourself."):
             assert words in text
-        frame = FakeEngine().frame()
-        frame.requests = []
-        source.say(frame)
-        await settled(pilot)
-        assert ", ended" in screen_text(app)
+        assert "cancel" in text.splitlines()[-1]
+        assert "priority" in text.splitlines()[-1]
         await pilot.press("escape")
         await settled(pilot)
         assert not isinstance(app.screen, Request)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("length", "ended at its limit"),
+        ("stop", "ended by itself"),
+        ("abort", "cancelled"),
+        ("out_of_memory", "failed: out_of_memory"),
+        (None, "ended"),
+    ],
+)
+async def test_a_request_that_ended_while_it_was_open_is_shown_as_it_was_and_cannot_be_acted_on(
+    outcome: str | None, words: str
+) -> None:
+    source = make_source()
+    app = make_app(source)
+    async with app.run_test(size=(120, 38), notifications=True) as pilot:
+        await settled(pilot)
+        chosen = app.screen.query_one(RequestList).current
+        assert chosen is not None
+        request_id, num_blocks = chosen.row.request_id, chosen.row.num_blocks
+        await pilot.press("enter")
+        await settled(pilot)
+        table = [line for line in screen_text(app).splitlines() if " → " in line]
+        frame = FakeEngine().frame()
+        assert frame.blocks is not None
+        # By now its blocks are somebody else's, who has filled them differently.
+        frame.blocks.fills, frame.requests = bytes([3]) * len(frame.blocks.states), []
+        frame.endings = [Ending(request_id=request_id, outcome=outcome)] if outcome is not None else []
+        source.say(frame)
+        await settled(pilot)
+        text = screen_text(app)
+        assert f"Request {request_id}, {words}" in text
+        assert f"held blocks {num_blocks}" in text
+        assert "decode" not in text.split("Timeline")[0]
+        assert [line for line in text.splitlines() if " → " in line] == table
+        assert "cancel" not in text.splitlines()[-1]
+        assert "priority" not in text.splitlines()[-1]
+        await pilot.press("k", "plus")
+        await settled(pilot)
+        assert isinstance(app.screen, Request), "there is nothing to ask about"
+        await pilot.press("escape")
+        await settled(pilot)
+        assert not isinstance(app.screen, Request)
+
+
+async def test_what_came_of_an_action_covers_no_row_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedd.tui.pagetop._NOTICE_S", 0.3)
+    source = make_source()
+    message = "only root and the daemon's own user may do that; ask them, or become one of them, and then try once more"
+    source.refusal = PageddError("forbidden", message)
+    app = make_app(source)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await settled(pilot)
+        before = screen_text(app).splitlines()
+        await pilot.press("k", "y")
+        await settled(pilot)
+        lines = screen_text(app).splitlines()
+        assert " ".join("".join(lines[-3:-1]).replace("⚠", "").split()) == f"forbidden: {message}", "all of it"
+        assert lines[-1] == before[-1], "the keys stay"
+        assert lines[:-4] == before[:-4], "what is above has only lost its last rows"
+        await pilot.pause(0.4)
+        await settled(pilot)
+        assert screen_text(app).splitlines() == before
+
+
+async def test_without_a_daemon_it_says_where_it_looked_and_how_to_start_one() -> None:
+    source = FakeSource([Link("lost", "/run/pagedd/stats.sock: no daemon listens there", 0.5)])
+    app = make_app(source)
+    for size in ((160, 48), (80, 24), (40, 12)):
+        async with make_app(source).run_test(size=size) as pilot:
+            await settled(pilot)
+            text = screen_text(pilot.app)  # type: ignore[arg-type]
+            for words in ("No daemon to watch", "/run/pagedd/stats.sock", "make run", "pagetop --demo"):
+                assert words in text or (size == (40, 12) and words == "pagetop --demo")
+    async with app.run_test(size=(120, 38)) as pilot:
+        await settled(pilot)
+        source.say(FakeEngine().frame())
+        await settled(pilot)
+        assert "No daemon to watch" not in screen_text(app)
+        assert isinstance(app.focused, RequestList)
+
+
+async def test_a_picture_that_grew_old_is_grey_and_says_how_old_it_is() -> None:
+    now_s = NOW_S
+    app = make_app(make_source(), clock=lambda: now_s)
+    async with app.run_test(size=(40, 12), notifications=True) as pilot:
+        await settled(pilot)
+        now_s += 4.5
+        app._tick()
+        await settled(pilot)
+        assert app.palette.style("ok") != app.palette.grey, "a busy machine is given a little time"
+        now_s += 8
+        app._tick()
+        await settled(pilot)
+        assert app.palette.style("ok") == app.palette.grey
+        text = screen_text(app)
+        assert "live" not in text
+        assert "12.5 s old" in text
+        assert "no picture for 12.5 s" in text
+
+
+async def test_what_a_daemon_that_starts_again_does_not_have_is_not_shown() -> None:
+    source = make_source()
+    app = make_app(source)
+    async with app.run_test(size=(120, 38), notifications=True) as pilot:
+        await settled(pilot)
+        source.say(Link("lost", "the daemon closed the connection", 0.5))
+        loading = FakeEngine().frame()
+        loading.blocks, loading.requests, loading.events, loading.figures = None, [], [], {}
+        loading.state, loading.detail, loading.uptime_s = "loading", "43 %", 1.0
+        source.say(loading)
+        await settled(pilot)
+        text = screen_text(app)
+        assert "loading (43 %)" in text
+        assert "decode" not in text
+        assert "Requests (0 running, 0 waiting)" in text
+        assert app.screen.query_one(BlockMap).grid.num_blocks == 0
+
+
+async def test_enter_opens_all_of_an_event() -> None:
+    engine = FakeEngine()
+    frame = engine.frame()
+    reason = "prompt_too_long (prompt): 9210 tokens with 100 of output, limit 8192; raise max_model_len or shorten it"
+    frame.events = [Event(seq=1, time_s=1000.0, kind="refusal", reason=reason, request_id="7f31c0ffee123456")]
+    app = make_app(FakeSource([frame]))
+    for size in ((80, 24), (40, 12)):
+        async with make_app(FakeSource([frame])).run_test(size=size) as pilot:
+            app = pilot.app  # type: ignore[assignment]
+            await settled(pilot)
+            await pilot.press("5")
+            await settled(pilot)
+            assert "shorten it" not in screen_text(app)
+            await pilot.press("enter")
+            await settled(pilot)
+            text = " ".join(screen_text(app).replace("│", " ").split())
+            for words in reason.split():
+                assert words in text
+            assert "7f31c0ffee123456" in text
+            await pilot.press("escape")
+            await settled(pilot)
+            assert "Events: all kinds" in screen_text(app)
+
+
+async def test_an_empty_pool_leaves_the_room_to_the_requests() -> None:
+    frame = FakeEngine(num_blocks=20_000, num_requests=2, prompt_tokens=(64, 90)).frame()
+    app = make_app(FakeSource([frame]))
+    async with app.run_test(size=(120, 38)) as pilot:
+        await settled(pilot)
+        block_map = app.screen.query_one(BlockMap)
+        assert block_map.grid.per_cell == 1, "what is in use is seen block by block"
+        assert block_map.size.height == 4
+        assert "19 744 more blocks, all free" in screen_text(app)
+        assert app.screen.query_one(RequestList).size.height > 15
+        await pilot.press("2")
+        await settled(pilot)
+        await pilot.press("z", "G")
+        await settled(pilot)
+        assert "block 19999" in screen_text(app), "zoomed in, every block has its cell"
+
+
+async def test_a_map_of_runs_takes_no_row_that_it_leaves_empty() -> None:
+    app = make_app(make_source())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settled(pilot)
+        block_map = app.screen.query_one(BlockMap)
+        assert block_map.grid.per_cell == 2
+        assert block_map.size.height == block_map.grid.num_rows
 
 
 async def test_a_filter_is_typed_kept_and_dropped() -> None:
@@ -321,11 +501,13 @@ async def test_a_prefix_folds_and_is_evicted_after_a_question() -> None:
         assert screen_text(app).count("Translate to Danish") == 1
         await pilot.press("e")
         await settled(pilot)
-        assert "and all below it, 23 blocks?" in screen_text(app)
+        text = screen_text(app)
+        for words in ("Evict 23 blocks: this prefix and all below it?", "of ana", "what live requests use stays"):
+            assert words in text
         await pilot.press("y")
         await settled(pilot)
         assert source.done == [("evict_prefix", "0a3f9c01b2d4e5f6")]
-        assert "4 blocks are free now; 1 are in use and stay" in screen_text(app)
+        assert "4 blocks evicted; 1 block in use and kept" in screen_text(app)
 
 
 async def test_events_are_shown_by_kind() -> None:

@@ -12,8 +12,8 @@ from pagedd.bench.frames import FakeEngine
 from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.protocol import StatsFrame, encode
 from pagedd.tui import feed
-from pagedd.tui.feed import LiveFeed, Update
-from pagedd.tui.state import Link
+from pagedd.tui.feed import LONGEST_REST_S, REST_S, LiveFeed, Pace, Update
+from pagedd.tui.state import GREY_S, Link
 
 
 class Publisher:
@@ -105,10 +105,55 @@ def test_only_a_machine_without_an_idle_core_is_given_way_to(cpu_percent: float 
     assert feed.is_crowded(frame) is is_crowded
 
 
+async def test_a_place_that_can_be_no_socket_is_lost_with_the_reason() -> None:
+    live = LiveFeed("/tmp/" + "x" * 200)
+    assert live.place.startswith("/tmp/xxx")
+    lost = await anext(live.updates())
+    assert isinstance(lost, Link)
+    assert "limit 107" in lost.error
+    await live.close()
+
+
 def test_a_frame_without_a_machine_is_no_reason_to_give_way() -> None:
     frame = FakeEngine().frame()
     frame.machine = None
     assert not feed.is_crowded(frame)
+
+
+def test_a_rest_makes_up_for_what_was_used_within_bounds() -> None:
+    frame = FakeEngine().frame()
+    assert frame.machine is not None
+    frame.machine.cpu_percent = 95.0
+    used_s = 0.4
+    pace = Pace(lambda: used_s)
+    assert pace.rest_s(frame) == REST_S, "what starting has cost is not made up for"
+    for drawn_s, rest_s in ((0.001, REST_S), (0.004, 2.0), (0.006, 3.0), (0.1, LONGEST_REST_S)):
+        used_s += drawn_s
+        assert pace.rest_s(frame) == pytest.approx(rest_s)
+    frame.machine.cpu_percent = 40.0
+    used_s += 0.006
+    assert pace.rest_s(frame) == 0.0
+    assert GREY_S > LONGEST_REST_S + 1, "who rests does not look dead"
+
+
+async def test_whoever_records_gets_every_frame_however_slowly_they_are_taken(tmp_path: Path) -> None:
+    live = LiveFeed(str(tmp_path))
+    publisher = Publisher(tmp_path)
+    publisher.open()
+    try:
+        updates = live.updates()
+        live.gives_every_frame = True
+        while not isinstance(await anext(updates), StatsFrame):
+            pass
+        # Twenty are said meanwhile; without them the newest alone would wait.
+        await asyncio.sleep(0.4)
+        taken = [anext(updates) for _ in range(10)]
+        async with asyncio.timeout(0.15):
+            assert all([isinstance(await update, StatsFrame) for update in taken])
+    finally:
+        await updates.aclose()  # type: ignore[attr-defined]
+        await live.close()
+        publisher.close()
 
 
 async def test_on_a_crowded_machine_frames_are_taken_with_rests_between(
@@ -117,6 +162,7 @@ async def test_on_a_crowded_machine_frames_are_taken_with_rests_between(
     rests: list[float] = []
     monkeypatch.setattr(feed, "CROWDED_PERCENT", 0.0)
     monkeypatch.setattr(feed, "REST_S", 0.001)
+    monkeypatch.setattr(feed, "CROWDED_SHARE", 1e9)
     rest = asyncio.sleep
 
     async def sleep(seconds: float) -> None:

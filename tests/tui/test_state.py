@@ -1,10 +1,11 @@
 """From frames to what screens show."""
 
 import msgspec
+import pytest
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import Event, StatsFrame
-from pagedd.tui.state import EVENTS_KEPT, Link, State
+from pagedd.client.protocol import Ending, Event, StatsFrame
+from pagedd.tui.state import ENDINGS_KEPT, EVENTS_KEPT, Link, State
 
 from .conftest import NOW_S, played
 
@@ -28,34 +29,47 @@ def test_rates_are_what_counters_grew_by() -> None:
     assert state.rates["evictions"] is None, "a figure that the daemon does not have"
 
 
-def test_energy_is_per_token_and_unknown_without_tokens() -> None:
-    state = State()
-    for second in range(4):
-        figures: dict[str, float | None] = {
-            "generation_tokens_total": 100.0 * second,
-            "gpu_energy_joules": 50.0 * second,
-        }
-        state.take(frame(time_s=1000.0 + second, figures=figures), NOW_S)
-    assert state.joules_per_token == 0.5
-    for second in range(4, 20):
-        figures = {"generation_tokens_total": 300.0, "gpu_energy_joules": 50.0 * second}
-        state.take(frame(time_s=1000.0 + second, figures=figures), NOW_S)
-    assert state.joules_per_token is None
-
-
-def test_a_frame_without_a_map_keeps_the_last_one() -> None:
+def test_an_engine_in_a_long_step_keeps_what_it_had_and_it_counts_as_old() -> None:
     state = played(20)
-    looks = state.pool.looks
-    state.take(frame(blocks=None, requests=[]), NOW_S)
-    assert state.pool.looks == looks
-    assert state.sequences == []
+    looks, keys = state.pool.looks, [sequence.key for sequence in state.sequences]
+    state.take(frame(blocks=None, requests=[], seq=21, uptime_s=5000.0), NOW_S)
+    assert (state.pool.looks, [sequence.key for sequence in state.sequences]) == (looks, keys)
+    assert state.is_stale(NOW_S)
+    state.take(frame(seq=22, uptime_s=5001.0), NOW_S)
+    assert not state.is_stale(NOW_S)
+
+
+@pytest.mark.parametrize("changes", [{"state": "restarting"}, {"state": "loading"}, {"uptime_s": 0.5}, {"seq": 1}])
+def test_an_engine_that_is_gone_and_another_daemon_have_nothing_of_what_was(changes: dict[str, object]) -> None:
+    state = played(20)
+    state.take(frame(**({"blocks": None, "requests": [], "seq": 21, "uptime_s": 5000.0} | changes)), NOW_S)
+    assert (state.pool.num_blocks, state.sequences) == (0, [])
+
+
+def test_how_requests_ended_is_kept_and_bounded() -> None:
+    state = State()
+    for number in range(ENDINGS_KEPT + 5):
+        state.take(frame(endings=[Ending(request_id=f"r{number}", outcome="stop")]), NOW_S)
+    assert len(state.endings) == ENDINGS_KEPT
+    assert "r4" not in state.endings
+    assert state.endings["r5"].outcome == "stop"
+
+
+def test_a_runs_holders_are_those_who_have_blocks_of_it_alone() -> None:
+    state = played(40)
+    holders = state.holders(range(200))
+    assert [held for _, held in holders] == sorted((held for _, held in holders), reverse=True)
+    for sequence, held in holders:
+        own = [block for block in sequence.row.block_table if block < 200 and state.pool.ref_counts[block] == 1]
+        assert held == len(own)
+    assert state.holders(range(900, 901)) == []
 
 
 def test_age_counts_from_when_the_frame_came() -> None:
     state = State()
     state.take(frame(), now_s=10.0)
-    assert not state.is_stale(10.9)
-    assert state.is_stale(11.1)
+    assert not state.is_stale(15.9)
+    assert state.is_stale(16.1)
     assert state.age_s(12.5) == 2.5
 
 
@@ -69,12 +83,31 @@ def test_a_lost_daemon_leaves_everything_on_screen_and_says_why() -> None:
     assert len(state.events) == 1, "each loss is told once"
 
 
-def test_another_daemon_is_noticed_by_its_uptime_and_its_events_count_anew() -> None:
-    event = Event(seq=7, time_s=1.0, kind="cancel", reason="old")
+def reasons(state: State) -> list[str]:
+    return [event.reason for event in state.events]
+
+
+def test_another_daemon_is_noticed_and_its_events_stand_where_they_happened() -> None:
+    old = [Event(seq=seq, time_s=100.0 + seq, kind="cancel", reason=f"old {seq}") for seq in (6, 7)]
+    new = [Event(seq=seq, time_s=200.0 + seq, kind="model", reason=f"new {seq}") for seq in (1, 2)]
     state = State()
-    state.take(frame(uptime_s=500.0, events=[event]), NOW_S)
-    state.take(frame(uptime_s=2.0, events=[Event(seq=1, time_s=2.0, kind="model", reason="new")]), NOW_S)
-    assert [event.reason for event in state.events] == ["old", "another daemon answers, 2.0 s after its start", "new"]
+    state.take(frame(time_s=110.0, uptime_s=500.0, seq=90, events=old), NOW_S)
+    state.lose(Link("lost", "gone"))
+    state.take(frame(time_s=205.0, uptime_s=5.0, seq=1, events=new), NOW_S)
+    later = Event(seq=3, time_s=206.0, kind="model", reason="new 3")
+    state.take(frame(time_s=207.0, uptime_s=7.0, seq=2, events=[*new, later]), NOW_S)
+    assert reasons(state) == [
+        *("old 6", "old 7", "connection lost: gone", "new 1", "new 2"),
+        *("another daemon answers, 5.0 s after its start", "new 3"),
+    ]
+
+
+def test_events_of_a_daemon_that_was_up_longer_when_it_was_found_are_not_taken_for_old_ones() -> None:
+    state = State()
+    state.take(frame(uptime_s=5.0, events=[Event(seq=9, time_s=100.0, kind="model", reason="old")]), NOW_S)
+    new = [Event(seq=seq, time_s=200.0 + seq, kind="cancel", reason=f"new {seq}") for seq in (1, 9)]
+    state.take(frame(uptime_s=50.0, events=new), NOW_S)
+    assert reasons(state) == ["old", "new 1", "new 9"]
 
 
 def test_an_event_that_comes_in_many_frames_is_one_event() -> None:
@@ -98,8 +131,9 @@ def test_first_words_that_are_learned_later_come_into_the_rows() -> None:
     row = msgspec.structs.replace(FakeEngine().frame().requests[0], request_id="r1", preview="")
     state.previews["r1"] = "Hello"
     state.previews["gone"] = "Bye"
-    state.take(frame(requests=[row]), NOW_S)
-    assert state.sequences[0].row.preview == "Hello"
+    with_row = frame(requests=[row])
+    state.fill_in_previews(with_row)
+    assert with_row.requests[0].preview == "Hello"
     assert state.previews == {"r1": "Hello"}
 
 

@@ -1,6 +1,7 @@
 """The real pagetop in a real terminal against a real daemon: tmux types and reads the screen."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -151,6 +152,10 @@ def live(client: Client) -> list[str]:
     return [row.request_id for row in client.stats().requests]
 
 
+def colours_of(terminal: Terminal) -> set[str]:
+    return set(re.findall(r"38;[25];[\d;]*m", terminal.colours()))
+
+
 def long_request(client: Client, text: str) -> str:
     """Starts a request that goes on, and returns its request_id."""
     generation = client.generate(text, **LONG)  # type: ignore[arg-type]
@@ -182,13 +187,13 @@ def test_a_request_is_watched_opened_given_a_priority_and_cancelled(
     terminal.expect("KV cache")
 
     terminal.type("+")
-    terminal.expect("Priority of " + request_id, "0 → 10")
+    terminal.expect("Priority of this request", "Once upon a time", request_id, "0 → 10")
     terminal.type("+", "y")
     terminal.expect("has priority 20")
     assert [row.priority for row in client.stats().requests] == [20]
 
     terminal.type("k")
-    terminal.expect("Cancel " + request_id)
+    terminal.expect("Cancel this request", "Once upon a time", "tokens of at most 3000 so far", request_id)
     terminal.type("y")
     terminal.expect("Requests (0 running")
     assert live(client) == []
@@ -258,9 +263,12 @@ def test_the_daemon_is_killed_and_started_again(start: Callable[..., Terminal], 
     terminal = start()
     terminal.expect(request_id[:8], "live")
     daemon.stop(signal.SIGKILL)
-    terminal.expect("disconnected, retrying", request_id[:8], "old")
+    terminal.expect("disconnected, retrying", request_id[:8], "old", "retrying: ")
+    # Greys, and the red that says why.
+    terminal.until(lambda _: len(colours_of(terminal)) <= 4, "picture without colours")
     daemon.start()
     terminal.expect("live", "Requests (0 running")
+    terminal.until(lambda _: len(colours_of(terminal)) > 5, "picture with colours")
     terminal.type("5")
     terminal.expect("connection lost", "engine")
 
@@ -298,6 +306,16 @@ def test_a_pipe_gets_text_and_json_the_frame(daemon: Daemon) -> None:
     assert "is not a terminal; this is pagetop --once" in piped.stderr
     as_json = subprocess.run([*command, "--once", "--json"], check=True, capture_output=True, text=True, timeout=60)
     assert '"num_blocks":512' in as_json.stdout
+
+
+def test_without_a_daemon_it_says_where_it_looked_and_waits_for_one(
+    start: Callable[..., Terminal], daemon: Daemon
+) -> None:
+    daemon.stop()
+    terminal = start()
+    terminal.expect("No daemon to watch", str(daemon.directory / "stats.sock"), "make run", "pagetop --demo")
+    daemon.start()
+    terminal.expect("KV cache", "live")
 
 
 def test_without_a_daemon_once_says_so(tmp_path: Path) -> None:

@@ -11,21 +11,12 @@ _VALUE = 8  # " 512/512"; a budget of thousands takes two cells more
 
 
 def batch_lines(state: State, width: int, glyphs: Glyphs) -> list[Line]:
-    missing = glyphs.missing
     bar_width = max(4, width - _LABEL - 11)
-    energy = state.joules_per_token
     lines: list[list[Span]] = [
         _occupancy(state, "seats", "num_requests_running", "max_num_seqs", bar_width, glyphs),
         _occupancy(state, "tokens", "num_scheduled_tokens", "max_num_batched_tokens", bar_width, glyphs),
         as_fits(_waiting(state, glyphs), width, "  "),
-        [
-            ("energy ", "dim"),
-            (numbers.decimal(energy, 6, 2, missing), ""),
-            (" J/token", "dim" if energy is None else ""),
-            (glyphs.separator, "faint"),
-            ("steps", "dim"),
-            (f"{numbers.count(state.rates['steps'], 5, missing)}/s", ""),
-        ],
+        as_fits(_costs(state, glyphs), width, "  "),
     ]
     return [cut(line, width) for line in lines]
 
@@ -51,6 +42,20 @@ def _occupancy(
     whole = glyphs.missing if most is None else f"{most:.0f}"
     value = f"{glyphs.missing if now is None else f'{now:.0f}'}/{whole}"
     return [(label.ljust(label_width), "dim"), *bar(share, bar_width, glyphs), (value.rjust(_VALUE), "")]
+
+
+def _costs(state: State, glyphs: Glyphs) -> list[Line]:
+    """What the daemon says of energy and money (`daemon/cost.py`); amounts only where it was told prices."""
+    missing = glyphs.missing
+    joules = state.figure("energy_joules_per_token")
+    prices = [state.figure(f"cost_per_million_{kind}_tokens") for kind in ("prompt", "output")]
+    costs: Line = []
+    if any(price is not None for price in prices):
+        amounts = "/".join(missing if price is None else f"{price:.2g}" for price in prices)
+        costs = [(amounts, ""), (" per M", "dim")]
+    energy: Line = [("energy", "dim"), (numbers.decimal(joules, 5, 2, missing), ""), (" J/token", "dim")]
+    steps: Line = [("steps", "dim"), (f"{numbers.count(state.rates['steps'], 5, missing)}/s", "")]
+    return [part for part in (energy, costs, steps) if part]
 
 
 def _waiting(state: State, glyphs: Glyphs) -> list[Line]:

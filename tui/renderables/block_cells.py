@@ -16,7 +16,19 @@ from pagedd.tui.pool import CACHED, ENDED, NUM_AGES, OWNED, SHARED
 
 GROUP = 8
 # A run's cell has a ground of its own, which those of these looks would hide.
+_LEAST_IN_SIGHT = 256
 _LEVEL_ROLES = {SHARED: "dim", ENDED: "faint"}
+
+
+def blocks_in_sight(num_blocks: int, extent: int) -> int:
+    """How many blocks a map shows of a pool of which only the first `extent` have been in use: these, and some more.
+
+    All the others are free and need no room. The number doubles, so that the map seldom becomes another one.
+    """
+    in_sight = _LEAST_IN_SIGHT
+    while in_sight < extent:
+        in_sight *= 2
+    return in_sight if 2 * in_sight <= num_blocks else num_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""One block in words: who holds it, which of their blocks it is, how full it is, and what the daemon knows besides."""
+"""A cell of the block map in words. One block: who holds it, which of theirs it is, and what the daemon knows besides;
+a run of blocks: how many of them are what, and who holds them.
+"""
 
 from pagedd.client.protocol import BlockDetail
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, join, printable
-from pagedd.tui.pool import CACHED, FREE, NUM_AGES
+from pagedd.tui.pool import CACHED, FREE, NUM_AGES, SHARED
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.requests import mark
 from pagedd.tui.state import State
@@ -25,6 +27,38 @@ def block_line(state: State, block: int, detail: BlockDetail | None, glyphs: Gly
             parts.append([("hash ", "dim"), (detail.digest[:_DIGEST_CHARACTERS] + glyphs.ellipsis, "")])
         if detail.last_use_s is not None:
             parts.append([("last use ", "dim"), (f"{numbers.duration(detail.last_use_s)} ago", "")])
+    return join(parts, (glyphs.separator, "faint"))
+
+
+def run_line(state: State, blocks: range, glyphs: Glyphs) -> Line:
+    """What the blocks of one cell are, all together."""
+    pool = state.pool
+    looks = pool.looks[blocks.start : blocks.stop]
+    if not looks:
+        return []
+    dash = "–" if glyphs.is_unicode else "-"
+    num_free = looks.count(FREE)
+    num_cached = sum(looks.count(CACHED + age) for age in range(NUM_AGES))
+    num_used = len(looks) - num_free - num_cached
+    num_shared = looks.count(SHARED)
+    used: list[Span] = [(f"{num_used}", ""), (" used", "dim")]
+    holders = state.holders(blocks)
+    for position, (sequence, held) in enumerate(holders[:_MAX_OWNERS]):
+        used += [(", " if position else ": ", "dim"), mark(sequence, glyphs), (f" {held}", "")]
+    if len(holders) > _MAX_OWNERS:
+        used.append((f" and {len(holders) - _MAX_OWNERS} more", "dim"))
+    parts: list[Line] = [
+        [(f"{glyphs.selected} blocks {blocks.start:04}{dash}{blocks.start + len(looks) - 1:04}", "accent")],
+        used if num_used else [("none used", "dim")],
+        [(f"{num_shared}", ""), (" shared", "dim")] if num_shared else [],
+        [(f"{num_cached}", ""), (" cached", "dim")],
+        [(f"{num_free}", ""), (" free", "dim")],
+    ]
+    if num_used and pool.fills:
+        fills = pool.fills[blocks.start : blocks.stop]
+        filled = sum(fill for fill, look in zip(fills, looks, strict=True) if look >= SHARED)
+        share = numbers.whole_percent(filled / (num_used * pool.block_size), glyphs.missing).strip()
+        parts.append([(share, ""), (" of its used slots filled", "dim")])
     return join(parts, (glyphs.separator, "faint"))
 
 

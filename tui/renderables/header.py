@@ -53,12 +53,15 @@ def _link(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) 
     age = f"{numbers.duration(state.age_s(now_s))} old" if state.frame is not None else ""
     link = state.link
     if link.state == "lost":
-        text = f"{glyphs.lost} disconnected, retrying"
-        return [(f"{text}{glyphs.separator}{age}" if age and width >= 60 else text, "bad")]
+        text = f"{glyphs.lost} {'disconnected, retrying' if width >= 60 or not age else 'lost'}"
+        return [(f"{text}{glyphs.separator}{age}" if age else text, "bad")]
     if link.state == "connecting":
         return [(f"{glyphs.lost} connecting", "dim")]
     if link.state == "ended":
         return [(f"{glyphs.lost} the recording is over", "dim")]
+    is_timeless = modes.is_paused or bool(modes.source)
+    if state.is_stale(state.received_s if is_timeless else now_s):
+        return [(f"{glyphs.lost} {'held' if state.is_held else age}", "bad")]
     if state.age_s(now_s) > STALE_S or modes.is_paused:
         return [(f"{glyphs.live} {age}", "warn")]
     return [(f"{glyphs.live} live", "ok")]

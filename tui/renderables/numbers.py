@@ -3,6 +3,8 @@
 The unit is always in the text. Definitions of the figures are in `engine/stats.py`.
 """
 
+from pagedd.client.percent import percent as digits_of
+
 _BYTE_UNITS = ("B  ", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -12,13 +14,13 @@ def count(value: float | None, width: int, missing: str = "–") -> str:
 
 
 def percent(ratio: float | None, missing: str = "–") -> str:
-    """A ratio of 0–1 in seven cells: ` 61.2 %`, `100.0 %`."""
-    return (missing if ratio is None else f"{ratio * 100:.1f}").rjust(5) + " %"
+    """A ratio of 0–1 in seven cells: ` 61.2 %`, `100.0 %`, ` <0.1 %`."""
+    return (missing if ratio is None else digits_of(ratio, decimals=1)).rjust(5) + " %"
 
 
 def whole_percent(ratio: float | None, missing: str = "–") -> str:
-    """A ratio of 0–1 in five cells: ` 61 %`."""
-    return (missing if ratio is None else f"{ratio * 100:.0f}").rjust(3) + " %"
+    """A ratio of 0–1 in five cells: ` 61 %`, ` <1 %`."""
+    return (missing if ratio is None else digits_of(ratio)).rjust(3) + " %"
 
 
 def decimal(value: float | None, width: int, decimals: int, missing: str = "–") -> str:

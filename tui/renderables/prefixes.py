@@ -2,6 +2,9 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.cells import cell_len
 
 from pagedd.client.protocol import PrefixNode
 from pagedd.tui.glyphs import Glyphs
@@ -9,19 +12,25 @@ from pagedd.tui.line import Line, Span, fit, printable
 from pagedd.tui.renderables import numbers
 
 # (name, width, narrowest screen that has it)
-_COLUMNS = (("tokens", 7, 0), ("blocks", 6, 50), ("pool", 6, 60), ("hits", 6, 0), ("age", 9, 70), ("who", 8, 90))
+_COLUMNS = (("tokens", 7, 0), ("blocks", 6, 50), ("pool", 7, 60), ("hits", 6, 0), ("age", 9, 70), ("who", 8, 90))
 _GAP = "  "
+# Of what tells a prefix from its siblings at least so much is in sight.
+_LEAST_DIFFERENCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A node where the tree shows it. `guides` draws the way to it; `num_blocks` counts everything below it too."""
+    """A node where the tree shows it. `guides` draws the way to it; `num_blocks` counts everything below it too.
+
+    `num_common` first characters of its text are those of a sibling, up to the word in which they begin to differ.
+    """
 
     node: PrefixNode
     guides: str
     num_blocks: int
     has_children: bool
     is_folded: bool
+    num_common: int = 0
 
 
 def branches(nodes: list[PrefixNode], folded: Collection[str], glyphs: Glyphs) -> list[Branch]:
@@ -40,6 +49,7 @@ def branches(nodes: list[PrefixNode], folded: Collection[str], glyphs: Glyphs) -
         sizes[node.digest] = node.num_blocks + sum(
             sizes.get(child.digest, child.num_blocks) for child in children.get(node.digest, [])
         )
+    common = {digest: num for group in children.values() for digest, num in _common(group).items()}
     shown: list[Branch] = []
     # (node, guides of its line, guides of the lines below it); a stack, for a tree may be deep
     waiting = [(node, "", "") for node in _largest_first(children.get("", []), sizes)][::-1]
@@ -47,7 +57,8 @@ def branches(nodes: list[PrefixNode], folded: Collection[str], glyphs: Glyphs) -
         node, guides, below = waiting.pop()
         own = _largest_first(children.get(node.digest, []), sizes)
         is_folded = bool(own) and node.digest in folded
-        shown.append(Branch(node, guides, sizes[node.digest], bool(own), is_folded))
+        num_common = common.get(node.digest, 0)
+        shown.append(Branch(node, guides, sizes[node.digest], bool(own), is_folded, num_common))
         if not is_folded:
             last = len(own) - 1
             waiting += [
@@ -59,6 +70,20 @@ def branches(nodes: list[PrefixNode], folded: Collection[str], glyphs: Glyphs) -
                 for position, child in enumerate(own)
             ][::-1]
     return shown
+
+
+def _common(siblings: list[PrefixNode]) -> dict[str, int]:
+    """How many first characters each shares with the sibling that is most like it, whole words only."""
+    texts = sorted((printable(node.text), node.digest) for node in siblings if node.text)
+    common: dict[str, int] = {}
+    for (text, digest), (other_text, other) in pairwise(texts):
+        differ_at = next((at for at, (one, two) in enumerate(zip(text, other_text, strict=False)) if one != two), None)
+        if differ_at is None:
+            continue  # one goes on where the other ends, or they are two callers' with the same words
+        num_common = text[:differ_at].rfind(" ") + 1
+        for key in (digest, other):
+            common[key] = max(common.get(key, 0), num_common)
+    return common
 
 
 def _largest_first(nodes: list[PrefixNode], sizes: dict[str, int]) -> list[PrefixNode]:
@@ -81,7 +106,7 @@ def prefix_line(branch: Branch, pool_blocks: int, width: int, glyphs: Glyphs) ->
     cells: dict[str, Span] = {
         "tokens": (numbers.count(node.num_tokens, 7, missing), ""),
         "blocks": (numbers.count(branch.num_blocks, 6, missing), ""),
-        "pool": (numbers.decimal(100 * branch.num_blocks / pool_blocks if pool_blocks else None, 4, 1, missing), ""),
+        "pool": (numbers.percent(branch.num_blocks / pool_blocks if pool_blocks else None, missing), ""),
         "hits": (numbers.count(node.num_hits, 6, missing), "accent" if node.num_hits else "dim"),
         "age": (numbers.duration(node.age_s, missing), "dim"),
         "who": (fit(printable(node.user or missing), 8, glyphs.ellipsis), "dim"),
@@ -90,19 +115,53 @@ def prefix_line(branch: Branch, pool_blocks: int, width: int, glyphs: Glyphs) ->
     lead = f"{branch.guides}{fold} "
     room = _room(columns, width)
     lead = lead[-room:] if len(lead) > room else lead
-    text = fit(_words(node, glyphs), room - len(lead), glyphs.ellipsis)
-    line: list[Span] = [(lead, "faint"), (text, "" if node.text is not None else "dim")]
+    line: list[Span] = [(lead, "faint"), *_words(branch, room - len(lead), glyphs)]
     for name, column in columns:
         value, role = cells[name]
-        unit = " %" if name == "pool" else ""
-        line += [(_GAP + (value + unit).rjust(column), role)]
+        line.append((_GAP + value.rjust(column), role))
     return line
 
 
-def _words(node: PrefixNode, glyphs: Glyphs) -> str:
-    if node.text is None:
-        return f"{node.digest[:8]}{glyphs.ellipsis}"
-    return printable(node.text)
+def evict_question(branch: Branch) -> str:
+    below = " and all below it" if branch.has_children else ""
+    return f"Evict {blocks_in_words(branch.num_blocks)}: this prefix{below}?"
+
+
+def evict_lines(branch: Branch, glyphs: Glyphs) -> list[Line]:
+    """What would go, and what of it stays."""
+    node = branch.node
+    quote = "“”" if glyphs.is_unicode else '""'
+    words = f"{quote[0]}{printable(node.text)}{quote[1]}" if node.text else f"{node.digest[:8]}{glyphs.ellipsis}"
+    stays = {"used": "in use now: what live requests use stays", "mixed": "its beginning is in use now, and stays"}
+    return [
+        [(words, "")],
+        [
+            (f"of {printable(node.user)}" if node.user else "of all callers", ""),
+            (f", hit {node.num_hits} times, used {numbers.duration(node.age_s)} ago", "dim"),
+        ],
+        [(stays.get(node.state, "nobody uses it now"), "dim")],
+    ]
+
+
+def evicted_words(num_blocks: int, num_kept: int) -> str:
+    """What came of it."""
+    kept = f"; {blocks_in_words(num_kept)} in use and kept" if num_kept else ""
+    return f"{blocks_in_words(num_blocks)} evicted{kept}"
+
+
+def blocks_in_words(num_blocks: int) -> str:
+    return f"{num_blocks} block" if num_blocks == 1 else f"{num_blocks} blocks"
+
+
+def _words(branch: Branch, room: int, glyphs: Glyphs) -> list[Span]:
+    """The text in `room` cells. What siblings have in common is dim, and gives way to what tells them apart."""
+    if branch.node.text is None:
+        return [(fit(f"{branch.node.digest[:8]}{glyphs.ellipsis}", room), "dim")]
+    text = printable(branch.node.text)
+    common, own = text[: branch.num_common], text[branch.num_common :]
+    if cell_len(common) + min(_LEAST_DIFFERENCE, cell_len(own)) > room:
+        common = fit(common, min(cell_len(common), max(0, room - _LEAST_DIFFERENCE)), glyphs.ellipsis)
+    return [(common, "dim"), (fit(own, room - cell_len(common), glyphs.ellipsis), "")]
 
 
 def _columns(width: int) -> list[tuple[str, int]]:

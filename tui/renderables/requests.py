@@ -69,7 +69,8 @@ def _state(sequence: Sequence, glyphs: Glyphs) -> Span:
     row = sequence.row
     text = fit(printable(row.state), _STATE_WIDTH, glyphs.ellipsis)
     if row.state == "prefill" and row.num_prompt_tokens:
-        text = f"prefill{100 * row.num_computed_tokens // row.num_prompt_tokens:3d}%"
+        share = numbers.whole_percent(min(1.0, row.num_computed_tokens / row.num_prompt_tokens))
+        text = f"prefill{share[:3]}%"
     return text, STATE_ROLES.get(row.state, "")
 
 
@@ -176,6 +177,23 @@ def request_line(sequence: Sequence, width: int, glyphs: Glyphs) -> Line:
         line += [("  ", ""), (fit(_what(sequence, glyphs), room, glyphs.ellipsis), "dim")]
         return line
     return [*line, (" " * (width - _used(columns)), "")]
+
+
+def about_lines(sequence: Sequence, glyphs: Glyphs) -> list[Line]:
+    """Which request this is, for somebody who is about to act on it: model, first words, how far, and its id."""
+    row = sequence.row
+    text, role = _state(sequence, glyphs)
+    of_most = f" of at most {row.max_tokens}" if row.max_tokens is not None else ""
+    words = _what(sequence, glyphs)
+    lines: list[Line] = [[(words, "")]] if words else []
+    return [
+        *lines,
+        [
+            (text.rstrip(), role),
+            (f", {row.num_output_tokens} tokens{of_most} so far, prompt {row.num_prompt_tokens}", "dim"),
+        ],
+        [(printable(row.model) or glyphs.missing, ""), (glyphs.separator, "faint"), (name(sequence), "dim")],
+    ]
 
 
 def _room(columns: list[Column], width: int) -> int:

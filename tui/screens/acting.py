@@ -5,7 +5,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from pagedd.tui.renderables.footer import Hint
-from pagedd.tui.renderables.requests import name
+from pagedd.tui.renderables.requests import about_lines
 from pagedd.tui.screens.confirm import Confirm
 from pagedd.tui.screens.view import View
 from pagedd.tui.state import Sequence
@@ -46,8 +46,11 @@ class ActingView(View):
             if is_sure:
                 self.watching.act(cancel)
 
-        question = f"Cancel {name(sequence)} of {sequence.row.user or 'nobody'}?"
-        self.app.push_screen(Confirm(question), answered)
+        row = sequence.row
+        num_choices = sum(other.row.request_id == row.request_id for other in self.state.sequences)
+        whole = f", all {num_choices} choices of it" if num_choices > 1 else ""
+        question = f"Cancel this request of {row.user or 'nobody'}{whole}?"
+        self.app.push_screen(Confirm(question, about_lines(sequence, self.glyphs), "cancel it"), answered)
 
     def action_change_priority(self, direction: int) -> None:
         sequence = self.chosen()
@@ -65,7 +68,9 @@ class ActingView(View):
 
             self.watching.act(change)
 
-        question = f"Priority of {name(sequence)} of {sequence.row.user or 'nobody'}"
+        question = f"Priority of this request of {sequence.row.user or 'nobody'}, higher is more urgent"
+        about = about_lines(sequence, self.glyphs)
         self.app.push_screen(
-            Confirm(question, value=now, step=PRIORITY_STEP, limit=MAX_PRIORITY, first=direction), answered
+            Confirm(question, about, "set it", value=now, step=PRIORITY_STEP, limit=MAX_PRIORITY, first=direction),
+            answered,
         )

@@ -51,11 +51,13 @@ class Blocks(ActingView):
         self._holders.title("Holders")
 
     def chosen(self) -> Sequence | None:
-        """The request under the cursor of the list, or the one that holds the block under the map's."""
+        """The request under the cursor of the list, or the one that holds most of the cell under the map's."""
         if self._holders.has_focus:
             return self._holders.current
-        owners = self.state.marks(self.query_one(BlockMap).pointed)
-        return owners[0][0] if owners else None
+        block_map = self.query_one(BlockMap)
+        blocks = block_map.pointed_blocks
+        held = self.state.marks(block_map.pointed) if len(blocks) == 1 else self.state.holders(blocks)
+        return held[0][0] if held else None
 
     def fold(self, width: int, height: int) -> None:
         self.set_class(width < 60 or height < 20, "flat")

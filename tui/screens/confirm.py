@@ -1,6 +1,6 @@
-"""A question before something is done to somebody: yes or no, or a number to settle on."""
+"""A question before something is done to somebody, with who that is: yes or no, or a number to settle on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, cast
 
 from textual.binding import Binding, BindingType
@@ -8,7 +8,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widget import Widget
 
-from pagedd.tui.line import Line, fit, printable
+from pagedd.tui.line import Line, Span, cut, fit, printable
 from pagedd.tui.widgets.painted import Look
 from pagedd.tui.widgets.pane import Pane
 
@@ -17,6 +17,8 @@ class Confirm(ModalScreen[bool | int | None]):
     """Answers True, or the number, or None for "leave it".
 
     Args:
+        about: to whom or to what, a line each; what is too long is cut.
+        deed: what `y` does, in a word or two.
         value: when given, the question is about a number that begins there.
         step: what + and - change it by, within ±`limit`; `first` such steps are made at once.
     """
@@ -26,7 +28,7 @@ class Confirm(ModalScreen[bool | int | None]):
     Confirm:ansi { background: transparent; }
     Confirm.ascii > Vertical { border: ascii $border; }
     Confirm > Vertical {
-        width: 76; max-width: 96%; height: 5; border: round $border; padding: 0 1; background: $background;
+        width: 76; max-width: 96%; height: auto; border: round $border; padding: 0 1; background: $background;
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -37,10 +39,20 @@ class Confirm(ModalScreen[bool | int | None]):
     ]
 
     def __init__(
-        self, question: str, *, value: int | None = None, step: int = 1, limit: int = 0, first: int = 0
+        self,
+        question: str,
+        about: Sequence[Line],
+        deed: str,
+        *,
+        value: int | None = None,
+        step: int = 1,
+        limit: int = 0,
+        first: int = 0,
     ) -> None:
         super().__init__()
         self._question = printable(question)
+        self._about = about
+        self._deed = deed
         self._before = value
         self._value = value
         self._step = step
@@ -49,7 +61,10 @@ class Confirm(ModalScreen[bool | int | None]):
 
     def compose(self) -> Iterable[Widget]:
         with Vertical():
-            yield Pane(id="question")
+            pane = Pane(id="question")
+            # Question, what it is about, the number or a gap, the keys.
+            pane.styles.height = len(self._about) + 3
+            yield pane
 
     def on_mount(self) -> None:
         self.set_class(not cast(Look, self.app).glyphs.is_unicode, "ascii")
@@ -71,19 +86,13 @@ class Confirm(ModalScreen[bool | int | None]):
 
     def _draw(self) -> None:
         pane = self.query_one("#question", Pane)
-        glyphs = cast(Look, self.app).glyphs
-        lines: list[Line] = [[(fit(self._question, pane.size.width, glyphs.ellipsis), "strong")]]
-        keys: Line = [("y", "key"), (" yes   ", "dim"), ("n", "key"), (" no", "dim")]
+        width, glyphs = pane.size.width, cast(Look, self.app).glyphs
+        lines: list[Line] = [[(fit(self._question, width, glyphs.ellipsis), "strong")]]
+        lines += [cut(line, width) for line in self._about]
+        keys: list[Span] = [("y", "key"), (f" {self._deed}   ", "dim"), ("n", "key"), (" leave it", "dim")]
         if self._value is not None:
             lines.append([(f"{self._before} {glyphs.arrow} ", "dim"), (f"{self._value}", "accent")])
-            keys = [
-                ("+ -", "key"),
-                (" change   ", "dim"),
-                ("y", "key"),
-                (" set   ", "dim"),
-                ("n", "key"),
-                (" no", "dim"),
-            ]
+            keys = [("+ -", "key"), (" change   ", "dim"), *keys]
         else:
             lines.append([])
-        pane.show([*lines, keys])
+        pane.show([*lines, cut(keys, width)])

@@ -1,4 +1,4 @@
-"""What happened, newest first, with the reasons; all of it, one kind, or what has certain words."""
+"""What happened, newest first, with the reasons; all of it, one kind, or what has certain words; and one with all."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -9,15 +9,23 @@ from textual.widgets import Input
 
 from pagedd.client.protocol import Event
 from pagedd.tui.line import Line
-from pagedd.tui.renderables.events import KINDS, event_line, matching
+from pagedd.tui.renderables.events import KINDS, event_line, event_lines, matching
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.screens.view import HELP, NAVIGATION, QUIT, View
+from pagedd.tui.screens.whole import Whole
 from pagedd.tui.widgets.filter import Filter
 from pagedd.tui.widgets.list_pane import ListPane
 
 
 class Events(View):
-    HINTS: ClassVar[list[Hint]] = [*NAVIGATION, Hint("f", "kind", "f"), Hint("/", "filter", "slash"), HELP, QUIT]
+    HINTS: ClassVar[list[Hint]] = [
+        *NAVIGATION,
+        Hint("⏎", "open", "enter"),
+        Hint("f", "kind", "f"),
+        Hint("/", "filter", "slash"),
+        HELP,
+        QUIT,
+    ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "next_kind", "Kind", show=False),
         Binding("slash", "filter", "Filter", show=False),
@@ -43,6 +51,14 @@ class Events(View):
         self._list.title(f"{title}, with {self._words!r}" if self._words else title)
         nothing: list[Line] = [[("nothing happened since pagetop looks", "dim")]]
         self._list.show_items(found, [] if found else nothing)
+
+    def needs_frame(self) -> bool:
+        return not self.state.events
+
+    def on_list_pane_opened(self) -> None:
+        event = self._list.current
+        if event is not None:
+            self.app.push_screen(Whole(lambda width: event_lines(event, width, self.glyphs)))
 
     def action_next_kind(self) -> None:
         kinds = [None, *KINDS]

@@ -27,6 +27,9 @@ class Help(View):
     def on_mount(self) -> None:
         self._list.title("Help")
 
+    def needs_frame(self) -> bool:
+        return False
+
     def draw(self) -> None:
         self._list.show_items(list(enumerate(help_lines(self._list.size.width, self.glyphs))))
 

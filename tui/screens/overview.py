@@ -1,7 +1,6 @@
 """Everything on one screen: the machine on top, the cache in the middle, the requests below."""
 
 from collections.abc import Iterable
-from math import ceil
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -11,7 +10,6 @@ from textual.widget import Widget
 from pagedd.tui.line import Line
 from pagedd.tui.renderables.advice import advice_words
 from pagedd.tui.renderables.batch import batch_lines, batch_row
-from pagedd.tui.renderables.block_cells import Grid
 from pagedd.tui.renderables.cache import cache_bar, cache_figures
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.renderables.machine import machine_lines, machine_row, machine_title
@@ -131,9 +129,8 @@ class Overview(ActingView):
         has_words = height >= 20
         top = (8 if height >= VERY_TALL else 6) if self.query_one("#top").display else 3
         rest = height - 2 - top - frames - num_figures - has_words
-        num_rows = ceil(self.state.pool.num_blocks / max(1, Grid.fit(1, inside, 1).num_columns))
         for_requests = max(_LEAST_REQUESTS if height >= 16 else 3, rest * 2 // 5)
-        map_height = max(1, min(num_rows or 1, rest - for_requests))
+        map_height = max(1, BlockMap.rows_of(self.state.pool, inside, max(1, rest - for_requests)))
         self.query_one("#figures").styles.height = num_figures
         self.query_one(BlockMap).styles.height = map_height
         self.query_one(BlockWords).display = has_words

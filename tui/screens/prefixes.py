@@ -8,10 +8,18 @@ from textual.widget import Widget
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Prefixes as PrefixesAnswer
-from pagedd.tui.line import Line, cut, printable
+from pagedd.tui.line import Line, cut
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.footer import Hint
-from pagedd.tui.renderables.prefixes import Branch, branches, prefix_header, prefix_line
+from pagedd.tui.renderables.prefixes import (
+    Branch,
+    branches,
+    evict_lines,
+    evict_question,
+    evicted_words,
+    prefix_header,
+    prefix_line,
+)
 from pagedd.tui.screens.confirm import Confirm
 from pagedd.tui.screens.polling import Polling
 from pagedd.tui.screens.view import HELP, NAVIGATION, QUIT, View
@@ -76,19 +84,13 @@ class Prefixes(View):
         async def evict() -> str:
             answer = await source.evict_prefix(digest)
             self._polling.hurry()
-            kept = f"; {answer.num_kept} are in use and stay" if answer.num_kept else ""
-            return f"{answer.num_blocks} blocks are free now{kept}"
+            return evicted_words(answer.num_blocks, answer.num_kept)
 
         def answered(is_sure: bool | int | None) -> None:
             if is_sure:
                 self.watching.act(evict)
 
-        below = " and all below it" if branch.has_children else ""
-        words = printable(branch.node.text or digest[:8])[:24]
-        question = f"Evict “{words}”{below}, {branch.num_blocks} blocks?"
-        self.app.push_screen(
-            Confirm(question if self.glyphs.is_unicode else question.replace("“", '"').replace("”", '"')), answered
-        )
+        self.app.push_screen(Confirm(evict_question(branch), evict_lines(branch, self.glyphs), "evict"), answered)
 
     @property
     def _tree(self) -> ListPane[Branch]:
@@ -108,10 +110,10 @@ class Prefixes(View):
         num_blocks, total = self._answer.num_blocks, self.state.figure("num_blocks")
         share = num_blocks / total if total else None
         line = [
+            (numbers.percent(share, self.glyphs.missing).strip(), "strong"),
+            (" of the pool: ", "dim"),
             (numbers.count(num_blocks, 0), "strong"),
-            (" blocks hold indexed prefixes,", "dim"),
-            (numbers.percent(share, self.glyphs.missing), "strong"),
-            (" of the pool", "dim"),
+            (" blocks hold indexed prefixes", "dim"),
         ]
         if self._answer.is_cut:
             line.append((f"; the {len(self._answer.nodes)} used most recently are shown", "dim"))

@@ -11,15 +11,22 @@ from textual.widget import Widget
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import RequestText
-from pagedd.tui.line import Line, fit, printable
+from pagedd.tui.line import Line, printable
 from pagedd.tui.pool import Key
-from pagedd.tui.renderables.detail import figure_lines, table_legend, table_lines, timeline_lines
+from pagedd.tui.renderables.detail import (
+    figure_lines,
+    outcome,
+    table_entries,
+    table_legend,
+    table_lines,
+    timeline_lines,
+)
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.renderables.requests import name
 from pagedd.tui.screens.acting import ACTING_HINTS, ActingView
 from pagedd.tui.screens.polling import Polling
 from pagedd.tui.screens.view import HELP
-from pagedd.tui.state import Sequence
+from pagedd.tui.state import Sequence, State
 from pagedd.tui.widgets.list_pane import ListPane
 from pagedd.tui.widgets.pane import Pane
 
@@ -28,9 +35,10 @@ _SIDE_BY_SIDE = 90
 
 
 class Request(ActingView):
-    """Stays when the request has ended, with the last that was known of it."""
+    """Stays when the request has ended, with how it did and what was known of it last; nothing acts on it then."""
 
-    HINTS: ClassVar[list[Hint]] = [Hint("esc", "back", "escape"), *ACTING_HINTS[1:], HELP]
+    HINTS: ClassVar[list[Hint]] = [*ACTING_HINTS[1:], HELP, Hint("esc", "back", "escape")]
+    HINTS_ENDED: ClassVar[list[Hint]] = [HELP, Hint("esc", "back", "escape")]
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "app.pop_screen", show=False)]
     DEFAULT_CSS = """
     Request #figures { height: 5; }
@@ -42,11 +50,12 @@ class Request(ActingView):
     """
     AUTO_FOCUS = "#table"
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, state: State) -> None:
+        """`sequence` is a live one of `state`."""
         super().__init__()
         self._key: Key = sequence.key
         self._last = sequence
-        self._has_ended = False
+        self._entries = table_entries(sequence, state.pool)
         self._text: RequestText | None = None
         self._error = ""
         self._polling = Polling(ASK_INTERVAL_S, self._take)
@@ -62,7 +71,6 @@ class Request(ActingView):
 
     def on_mount(self) -> None:
         self.query_one("#timeline", Pane).title("Timeline")
-        self.query_one("#text", Pane).title("Text")
 
     def on_unmount(self) -> None:
         self._polling.stop()
@@ -70,45 +78,54 @@ class Request(ActingView):
     def chosen(self) -> Sequence | None:
         return self.state.sequence(self._key)
 
+    def hints(self) -> list[Hint]:
+        return self.HINTS if self.chosen() is not None else self.HINTS_ENDED
+
     def fold(self, width: int, height: int) -> None:
         self.set_class(width < _SIDE_BY_SIDE, "narrow")
         self.set_class(height < 20, "short")
 
     def draw(self) -> None:
         state, glyphs = self.state, self.glyphs
-        live = state.sequence(self._key)
-        self._has_ended = live is None
-        sequence = self._last = live or self._last
-        if not self._has_ended:
+        live = self.chosen()
+        if live is not None:
+            self._last, self._entries = live, table_entries(live, state.pool)
             self._polling.tick(self.session)
+        sequence = self._last
+        end = None if live is not None else outcome(state.endings.get(self._key[0]))
         figures, timeline = self.query_one("#figures", Pane), self.query_one("#timeline", Pane)
-        ended = ", ended" if self._has_ended else ""
-        figures.title(f"Request {name(sequence)}{ended}")
-        lines = figure_lines(sequence, state.pool.block_size, figures.size.width, glyphs)
+        figures.title(f"Request {name(sequence)}" if end is None else f"Request {name(sequence)}, {end[0]}")
+        lines = figure_lines(sequence, state.pool.block_size, figures.size.width, glyphs, end)
         figures.styles.height = len(lines) + 2
         figures.show(lines)
         band = timeline_lines(sequence, timeline.size.width, glyphs)
         timeline.styles.height = len(band) + 2
         timeline.show(band)
         table = self.query_one("#table", ListPane)
-        table.title(f"Block table, {len(sequence.row.block_table)} blocks")
-        rows = table_lines(sequence, state, table.size.width, glyphs)
+        held = "" if end is None else ", as it was; all given back"
+        table.title(f"Block table, {len(self._entries)} blocks{held}")
+        rows = table_lines(self._entries, table.size.width, glyphs)
         table.show_items(list(enumerate(rows)), [table_legend(glyphs, table.size.width)])
         self._draw_text()
 
     def _draw_text(self) -> None:
         pane = self.query_one("#text", Pane)
         width, height = pane.size
+        is_live = self.chosen() is not None
+        pane.title("Text" if is_live else "Text, as it was read last")
         lines: list[Line] = []
-        if self._text is None:
-            lines = [[(fit(self._error or "asking the daemon", width), "warn" if self._error else "dim")]]
-        else:
+        if self._text is not None:
             for text in wrapped(self._text.prompt, width):
                 lines.append([(text, "dim")])
             for index, output in enumerate(self._text.outputs):
                 if len(self._text.outputs) > 1:
                     lines.append([(f"choice {index}", "accent")])
                 lines += [[(text, "")] for text in wrapped(output, width)]
+        elif not is_live and not self._error:
+            lines = [[("its text went with it", "dim")]]
+        else:
+            words = wrapped(self._error or "asking the daemon", width)
+            lines = [[(text, "warn" if self._error else "dim")] for text in words]
         # The newest text is what is looked for.
         pane.show(lines[-height:] if height else [])
 
@@ -116,7 +133,9 @@ class Request(ActingView):
         try:
             self._text, self._error = await self.session.text(self._key[0]), ""
         except PageddError as error:
-            self._error = error.message
+            # Of one that has just ended it is no fault that it is not found.
+            if self.chosen() is not None:
+                self._error = error.message
         if self.is_current:
             self._draw_text()
 

@@ -10,8 +10,10 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import fit
+from pagedd.tui.line import cut, fit
+from pagedd.tui.renderables.absent import absent_lines
 from pagedd.tui.renderables.footer import Hint
+from pagedd.tui.renderables.notice import Notice, age_notice
 from pagedd.tui.session import Session
 from pagedd.tui.state import State
 from pagedd.tui.themes import Palette
@@ -37,6 +39,7 @@ class Watching(Protocol):
     session: Session
     palette: Palette
     glyphs: Glyphs
+    notice: Notice | None
 
     def act(self, action: "Action") -> None: ...
     def action_show(self, name: str, filtering: bool = False) -> None: ...
@@ -60,8 +63,10 @@ class View(Screen[None]):
     DEFAULT_CSS = """
     View { background: $background; color: $foreground; layout: vertical; }
     View > #body { height: 1fr; }
-    View > #small { display: none; height: 1fr; }
-    View.small > * { display: none; }
+    View > #small, View > #absent { display: none; height: 1fr; }
+    View.absent > #body { display: none; }
+    View.absent > #absent { display: block; }
+    View.small > *, View.small > #absent { display: none; }
     View.small > #small { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("tab", "app.focus_next", show=False)]
@@ -75,7 +80,8 @@ class View(Screen[None]):
         with Vertical(id="body"):
             yield from self.body()
         yield from self.foot()
-        yield KeyBar(self.HINTS)
+        yield KeyBar(self.hints())
+        yield Pane(id="absent")
         yield Pane(id="small")
 
     def body(self) -> Iterable[Widget]:
@@ -85,6 +91,14 @@ class View(Screen[None]):
     def foot(self) -> Iterable[Widget]:
         """Widgets docked above the keys."""
         return ()
+
+    def hints(self) -> list[Hint]:
+        """What the keys do here now."""
+        return self.HINTS
+
+    def needs_frame(self) -> bool:
+        """Whether there is nothing to show before the first frame."""
+        return True
 
     def draw(self) -> None:
         """Brings the body up to date with `self.state`."""
@@ -114,13 +128,30 @@ class View(Screen[None]):
         if not self.is_mounted:
             return
         self.show_age()
-        if not self.has_class("small"):
+        is_absent = self.state.frame is None and bool(self.session.source.place) and self.needs_frame()
+        if is_absent != self.has_class("absent"):
+            self.set_class(is_absent, "absent")
+            self.call_after_refresh(self._uncovered)
+        if self.has_class("small"):
+            return
+        if is_absent:
+            absent = self.query_one("#absent", Pane)
+            width = self.size.width
+            lines = absent_lines(self.state.link, self.session.source.place, width, self.glyphs)
+            absent.show([cut(line, width) for line in lines])
+        else:
             self.draw()
 
     def show_age(self) -> None:
         """Draws what changes by itself as time goes on."""
         session = self.session
-        self.query_one(Header).show_state(session.state, session.modes, session.clock())
+        now_s = session.clock()
+        self.query_one(Header).show_state(session.state, session.modes, now_s)
+        notice = self.watching.notice
+        if notice is None and session.is_stale and self.state.frame is not None:
+            notice = age_notice(self.state, self.state.age_s(now_s))
+        if self.query_one(KeyBar).show_hints(self.hints(), notice):
+            self.call_after_refresh(self.show)
 
     def repaint(self) -> None:
         """The palette is another one."""
@@ -149,6 +180,12 @@ class View(Screen[None]):
         else:
             self.fold(width, height)
         self.call_after_refresh(self.show)
+
+    def _uncovered(self) -> None:
+        """The body has its size now, and can have the keys again, which nothing that is hidden keeps."""
+        if not self.has_class("absent") and self.AUTO_FOCUS:
+            self.query(self.AUTO_FOCUS).first().focus()
+        self.show()
 
     def _resumed(self) -> None:
         self.is_whole = True

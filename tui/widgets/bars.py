@@ -1,9 +1,10 @@
-"""The first and the last line of every screen: what is shown and how old it is, and what the keys do."""
+"""The first and the last lines of every screen: what is shown and how old it is; what is new, and what the keys do."""
 
 from textual import events
 
 from pagedd.tui.renderables.footer import Hint, footer_line, hint_at, spelled
 from pagedd.tui.renderables.header import Modes, header_line
+from pagedd.tui.renderables.notice import Notice, notice_lines
 from pagedd.tui.state import State
 from pagedd.tui.widgets.pane import Pane
 
@@ -16,18 +17,37 @@ class Header(Pane):
 
 
 class KeyBar(Pane):
-    """A click on a hint is as good as its key."""
+    """The keys, and above them a notice while there is one: rows of the body make room for it, and none is covered.
+
+    A click on a hint is as good as its key.
+    """
 
     DEFAULT_CSS = "KeyBar { dock: bottom; height: 1; }"
 
     def __init__(self, hints: list[Hint]) -> None:
         super().__init__()
         self._hints = hints
+        self._notice: Notice | None = None
+        self._height = 1
+
+    def show_hints(self, hints: list[Hint], notice: Notice | None) -> bool:
+        """Whether the rest of the screen has another height now."""
+        self._hints, self._notice = hints, notice
+        return self._draw()
 
     def on_resize(self) -> None:
-        self.show([footer_line(spelled(self._hints, self.look.glyphs), self.size.width)])
+        self._draw()
 
     def on_click(self, event: events.Click) -> None:
         hint = hint_at(spelled(self._hints, self.look.glyphs), self.size.width, event.x)
-        if hint is not None:
+        if hint is not None and event.y == self._height - 1:
             self.app.simulate_key(hint.press)
+
+    def _draw(self) -> bool:
+        width, glyphs = self.size.width, self.look.glyphs
+        lines = [] if self._notice is None else notice_lines(self._notice, width, glyphs)
+        is_other = self._height != len(lines) + 1
+        if is_other:
+            self.styles.height = self._height = len(lines) + 1
+        self.show([*lines, footer_line(spelled(self._hints, glyphs), width)])
+        return is_other

@@ -2,7 +2,8 @@
 
 A row is a strip that is kept until a block in it changes. What a cell shows is `renderables/block_cells.py`'s, which
 blocks changed is `pool.py`'s; this owns the cursor, what is lit, and the flash of a block that was just taken.
-A run of blocks does not flash: in a large pool something is always taken, and its height says so.
+A run of blocks does not flash: in a large pool something is always taken, and its height says so. The end of a pool
+that was never in use is a line of words; zoomed in, every block has its cell.
 """
 
 from collections.abc import Collection
@@ -16,7 +17,8 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from pagedd.tui.pool import Pool
-from pagedd.tui.renderables.block_cells import GROUP, Cell, Grid, block_cells, run_cell
+from pagedd.tui.renderables import numbers
+from pagedd.tui.renderables.block_cells import GROUP, Cell, Grid, block_cells, blocks_in_sight, run_cell
 from pagedd.tui.widgets.painted import Painted, Segments
 
 _LIT = Style(reverse=True, bold=True)
@@ -25,6 +27,9 @@ _PARTIAL = Style(underline=True)
 _FRAMES_PER_RUN_PICTURE = 2
 # Runs that look alike are drawn alike; a pool has more kinds of them than anybody needs to keep.
 _MAX_RUNS = 20_000
+
+# A map of fewer rows has none to spare for what is not in it.
+_LEAST_ROWS_WITH_REST = 3
 
 _Drawn = tuple[str, Style]
 
@@ -77,6 +82,19 @@ class BlockMap(Painted, can_focus=True):
         """The block that the mouse is on, else the cursor's."""
         return self._cursor if self._hovered is None else self._hovered
 
+    @property
+    def pointed_blocks(self) -> range:
+        """All blocks of that cell."""
+        start = self.pointed - self.pointed % self.grid.per_cell
+        return range(start, min(self.grid.num_blocks, start + self.grid.per_cell))
+
+    @staticmethod
+    def rows_of(pool: Pool, width: int, height: int) -> int:
+        """How many of at most `height` rows it takes to show the pool, as far as it was ever in use."""
+        in_sight = blocks_in_sight(pool.num_blocks, pool.extent)
+        has_rest = in_sight < pool.num_blocks and height >= _LEAST_ROWS_WITH_REST
+        return Grid.fit(in_sight, width, height - has_rest).num_rows + has_rest
+
     def show(self, pool: Pool, lit: Collection[int]) -> None:
         """Draws what the pool's newest frame changed, and lights the blocks of `lit`."""
         self.pool = pool
@@ -111,7 +129,7 @@ class BlockMap(Painted, can_focus=True):
         if self.pool is None or not self.pool.num_blocks:
             return
         self._forget(self._cursor)
-        self._cursor = max(0, min(self.pool.num_blocks - 1, block))
+        self._cursor = max(0, min(self.grid.num_blocks - 1, block))
         row = self.grid.row_of(self._cursor)
         if not self._top <= row < self._top + self.size.height:
             self._bring_to_top(row if row < self._top else row - self.size.height + 1)
@@ -166,7 +184,7 @@ class BlockMap(Painted, can_focus=True):
 
     def action_jump(self, to_end: bool) -> None:
         self._hover(None)
-        self.point((self.pool.num_blocks - 1) if to_end and self.pool is not None else 0)
+        self.point(self.grid.num_blocks - 1 if to_end else 0)
 
     def action_zoom(self) -> None:
         """One cell a block, with the rest out of sight, or the whole pool at once."""
@@ -181,14 +199,24 @@ class BlockMap(Painted, can_focus=True):
     def make_line(self, y: int, width: int) -> Segments:
         row = y + self._top
         if self.pool is None or row >= self.grid.num_rows:
-            return [Segment(" " * width, self.look.palette.ground)]
+            rest = self._rest if row == self.grid.num_rows else ""
+            return [Segment(rest[:width].ljust(width), self.look.palette.style("faint"))]
         return self._row(row, width)
+
+    @property
+    def _rest(self) -> str:
+        """What is said of the blocks behind the last cell."""
+        num_more = 0 if self.pool is None else self.pool.num_blocks - self.grid.num_blocks
+        return f"{' ' * self.grid.label_width} {numbers.count(num_more, 0)} more blocks, all free" if num_more else ""
 
     def _fit(self) -> bool:
         """Takes the grid that fits; whether it is another one."""
-        num_blocks = 0 if self.pool is None else self.pool.num_blocks
-        height = num_blocks if self._is_zoomed else self.size.height
-        grid = Grid.fit(num_blocks, self.size.width, height)
+        pool, height = self.pool, self.size.height
+        num_blocks = 0 if pool is None else pool.num_blocks
+        if pool is not None and not self._is_zoomed:
+            num_blocks = blocks_in_sight(pool.num_blocks, pool.extent)
+            height -= num_blocks < pool.num_blocks and height >= _LEAST_ROWS_WITH_REST
+        grid = Grid.fit(num_blocks, self.size.width, num_blocks if self._is_zoomed else height)
         is_other = grid != self.grid
         self.grid = grid
         self._top = max(0, min(self._top, grid.num_rows - self.size.height))

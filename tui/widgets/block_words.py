@@ -1,11 +1,11 @@
-"""What is known of one block, in a line; the daemon is asked for what the frame does not say."""
+"""What is known of a cell of the map, in a line; of a single block the daemon is asked for what the frame lacks."""
 
 import asyncio
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import BlockDetail
 from pagedd.tui.line import cut
-from pagedd.tui.renderables.block_line import block_line, block_text
+from pagedd.tui.renderables.block_line import block_line, block_text, run_line
 from pagedd.tui.session import Session
 from pagedd.tui.widgets.block_map import BlockMap
 from pagedd.tui.widgets.pane import Pane
@@ -28,12 +28,15 @@ class BlockWords(Pane):
         self._asking: asyncio.Task[None] | None = None
 
     def show_block(self, session: Session, block_map: BlockMap) -> None:
+        blocks = block_map.pointed_blocks
+        if len(blocks) > 1:
+            self._forget_block()
+            self.show([cut(run_line(session.state, blocks, self.look.glyphs), self.size.width)])
+            return
         block = block_map.pointed
         if block != self._block:
-            self._block, self._detail, self._asked_s = block, None, 0.0
-            if self._asking is not None:
-                self._asking.cancel()
-                self._asking = None
+            self._forget_block()
+            self._block = block
         if block >= session.state.pool.num_blocks:
             self.show([])
             return
@@ -45,8 +48,13 @@ class BlockWords(Pane):
             self._asking = asyncio.ensure_future(self._ask(session, block))
 
     def on_unmount(self) -> None:
+        self._forget_block()
+
+    def _forget_block(self) -> None:
+        self._block, self._detail, self._asked_s = None, None, 0.0
         if self._asking is not None:
             self._asking.cancel()
+            self._asking = None
 
     async def _ask(self, session: Session, block: int) -> None:
         await asyncio.sleep(_REST_S)

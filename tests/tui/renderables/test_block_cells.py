@@ -3,8 +3,12 @@
 import pytest
 
 from pagedd.tui.glyphs import ASCII, UNICODE
+from pagedd.tui.line import text_of
 from pagedd.tui.pool import CACHED, FREE, OWNED, SHARED
-from pagedd.tui.renderables.block_cells import Cell, Grid, block_cells, run_cell
+from pagedd.tui.renderables.block_cells import Cell, Grid, block_cells, blocks_in_sight, run_cell
+from pagedd.tui.renderables.block_line import run_line
+
+from ..conftest import played
 
 
 def test_a_pool_that_fits_has_a_cell_for_each_block() -> None:
@@ -75,3 +79,25 @@ def test_a_run_shows_how_much_is_used_and_by_whom(looks: list[int], cell: Cell) 
 def test_a_run_in_ascii_is_a_letter_once_half_of_it_is_used() -> None:
     assert run_cell(bytes([OWNED + 1, OWNED + 1, FREE, FREE]), False).glyph == "a"
     assert run_cell(bytes([OWNED + 1, FREE, FREE, FREE]), False).glyph == ":"
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "extent", "in_sight"),
+    [(100, 0, 100), (600, 0, 256), (511, 0, 511), (10_000, 256, 256), (10_000, 257, 512), (10_000, 5001, 10_000)],
+)
+def test_what_of_a_pool_was_never_in_use_has_no_cells(num_blocks: int, extent: int, in_sight: int) -> None:
+    assert blocks_in_sight(num_blocks, extent) == in_sight
+
+
+def test_a_run_in_words_says_how_many_are_what_and_whose() -> None:
+    state = played(40)
+    looks = state.pool.looks[:200]
+    line = text_of(run_line(state, range(200), UNICODE))
+    assert line.startswith("▸ blocks 0000–0199 · ")
+    num_free = looks.count(FREE)
+    num_cached = sum(looks.count(CACHED + age) for age in range(4))
+    assert f"{200 - num_free - num_cached} used: " in line
+    assert f"{looks.count(SHARED)} shared · {num_cached} cached · {num_free} free" in line
+    sequence, held = state.holders(range(200))[0]
+    assert sequence.mark is not None
+    assert f": {sequence.mark.letter} {held}, " in line

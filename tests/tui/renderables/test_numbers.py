@@ -14,7 +14,7 @@ def test_a_count_has_its_thousands_apart(value: float | None, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"), [(None, "    – %"), (0.0, "  0.0 %"), (0.6123, " 61.2 %"), (1.0, "100.0 %")]
+    ("ratio", "text"), [(None, "    – %"), (0.0, "  0.0 %"), (0.6123, " 61.2 %"), (1.0, "100.0 %"), (0.0001, " <0.1 %")]
 )
 def test_a_ratio_is_a_percentage_in_seven_cells(ratio: float | None, text: str) -> None:
     assert numbers.percent(ratio) == text

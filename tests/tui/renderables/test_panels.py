@@ -96,15 +96,17 @@ def test_the_batch_says_seats_tokens_who_waits_and_what_a_token_costs() -> None:
         "seats  ▕████████████████████████▏   12/12",
         "tokens ▕█████                   ▏ 108/512",
         "waiting   2 (oldest 1.8 s)  preempted 0",
-        "energy   0.66 J/token · steps   24/s",
+        "energy 0.66 J/token  0.021/0.84 per M",
     ]
+    assert texts(batch_lines(played(40), 64, UNICODE))[3].endswith("  steps   24/s")
+    assert texts(batch_lines(played(40, num_devices=0), 44, UNICODE))[3] == "energy    – J/token  steps   24/s"
 
 
 def test_before_the_first_frame_nothing_is_known() -> None:
     state = State()
     assert texts(batch_lines(state, 44, UNICODE))[2:] == [
         "waiting   –  preempted 0",
-        "energy      – J/token · steps    –/s",
+        "energy    – J/token  steps    –/s",
     ]
     assert text_of(cache_bar(state, 80, UNICODE)).startswith("– blocks ▕")
     assert text_of(header_line(state, Modes(), NOW_S, 60, UNICODE)).split() == ["pagetop", "○", "connecting"]
@@ -121,6 +123,17 @@ def test_figures_are_wrapped_whole() -> None:
         lines = texts(cache_figures(played(40), width, UNICODE))
         assert all(len(line) <= width for line in lines)
         assert "of prompt tokens" in " ".join(lines)
+
+
+def test_no_width_cuts_a_percentage_in_two() -> None:
+    state = played(40)
+    for width in range(36, 130):
+        bar = text_of(cache_bar(state, width, UNICODE)).rstrip()
+        assert bar.endswith(" 30 %"), (width, bar)
+        assert bar.count(" %") == 3, (width, bar)
+        assert width_of(cache_bar(state, width, UNICODE)) <= width
+        figures = " ".join(texts(cache_figures(state, width, UNICODE)))
+        assert figures.count(" %") == 4, (width, figures)
 
 
 def test_rows_on_one_line_never_pass_its_end() -> None:
@@ -142,9 +155,13 @@ def test_the_header_says_what_is_served_and_whether_it_holds() -> None:
     assert text_of(header_line(state, Modes(), NOW_S + 3, 100, UNICODE)).endswith(
         "○ disconnected, retrying · 3.0 s old "
     )
-    assert text_of(header_line(state, Modes(source="demo"), NOW_S, 40, ASCII)).endswith(
-        "demo  o disconnected, retrying "
-    )
+    assert text_of(header_line(state, Modes(source="demo"), NOW_S, 40, ASCII)).endswith("demo  o lost, 0.0 s old ")
+
+
+def test_what_is_too_old_is_not_live_in_the_header() -> None:
+    state = played(40)
+    assert text_of(header_line(state, Modes(), NOW_S + 9, 100, UNICODE)).endswith(" ○ 9.0 s old ")
+    assert text_of(header_line(state, Modes(source="demo"), NOW_S + 9, 100, UNICODE)).endswith(" ● 9.0 s old ")
 
 
 def test_a_daemon_that_is_loading_says_how_far() -> None:

@@ -3,7 +3,14 @@
 from pagedd.client.protocol import PrefixNode
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of, width_of
-from pagedd.tui.renderables.prefixes import branches, prefix_header, prefix_line
+from pagedd.tui.renderables.prefixes import (
+    branches,
+    evict_lines,
+    evict_question,
+    evicted_words,
+    prefix_header,
+    prefix_line,
+)
 
 
 def node(digest: str, parent: str = "", num_blocks: int = 1, **changes: object) -> PrefixNode:
@@ -53,13 +60,46 @@ def test_a_thousand_levels_are_no_trouble() -> None:
 def test_a_line_says_what_it_holds_of_the_pool() -> None:
     (branch,) = branches([node("root", num_blocks=41, num_hits=7, age_s=0.4, text="You are")], (), UNICODE)
     assert text_of(prefix_header(96)) == (
-        "first words                                  tokens  blocks    pool    hits        age  who     "
+        "first words                                 tokens  blocks     pool    hits        age  who     "
     )
     assert text_of(prefix_line(branch, 4096, 96, UNICODE)) == (
-        "  You are                                       656      41   1.0 %       7      0.4 s  ana     "
+        "  You are                                      656      41    1.0 %       7      0.4 s  ana     "
     )
 
 
 def test_who_may_not_see_the_text_sees_a_digest() -> None:
     (branch,) = branches([node("9f3ac01b22d4", text=None)], (), UNICODE)
     assert "9f3ac01b…" in text_of(prefix_line(branch, 4096, 60, UNICODE))
+
+
+def test_siblings_that_begin_alike_are_told_apart_where_they_differ() -> None:
+    texts = {
+        "a": "user: Do you have something for a ten-year-old",
+        "b": "user: Do you have anything about whales",
+        "c": "user: Why does my laptop forget",
+        "d": "You are the assistant",
+    }
+    shown = branches([node(digest, text=text) for digest, text in texts.items()], (), UNICODE)
+    common = {branch.node.digest: texts[branch.node.digest][: branch.num_common] for branch in shown}
+    assert common == {"a": "user: Do you have ", "b": "user: Do you have ", "c": "user: ", "d": ""}
+    # 48 cells leave 29 for the words.
+    lines = {branch.node.digest: text_of(prefix_line(branch, 4096, 48, UNICODE))[2:31] for branch in shown}
+    assert lines == {
+        "a": "user: Do you…something for a…",
+        "b": "user: Do you…anything about …",
+        "c": "user: Why does my laptop for…",
+        "d": "You are the assistant        ",
+    }
+
+
+def test_two_callers_with_the_same_words_have_nothing_that_differs() -> None:
+    shown = branches([node("a", text="You are", user="ana"), node("b", text="You are", user="noor")], (), UNICODE)
+    assert [branch.num_common for branch in shown] == [0, 0]
+
+
+def test_evicting_says_how_many_blocks() -> None:
+    (branch,) = branches([node("root", num_blocks=1, state="mixed")], (), UNICODE)
+    assert evict_question(branch) == "Evict 1 block: this prefix?"
+    assert "stays" in text_of(evict_lines(branch, UNICODE)[-1])
+    assert evicted_words(23, 0) == "23 blocks evicted"
+    assert evicted_words(0, 12) == "0 blocks evicted; 12 blocks in use and kept"

@@ -4,7 +4,7 @@ from pagedd.client.protocol import RequestRow
 from pagedd.tui.glyphs import ASCII, UNICODE
 from pagedd.tui.letters import Mark
 from pagedd.tui.line import text_of, width_of
-from pagedd.tui.renderables.requests import arranged, columns_for, header_line, request_line, sort_of
+from pagedd.tui.renderables.requests import about_lines, arranged, columns_for, header_line, request_line, sort_of
 from pagedd.tui.state import Sequence
 
 
@@ -58,6 +58,20 @@ def test_one_that_waits_has_no_letter_and_no_numbers_that_it_cannot_have() -> No
 def test_a_prefill_says_how_far_it_is() -> None:
     sequence = Sequence(row("80c2", state="prefill", num_prompt_tokens=4096, num_computed_tokens=1365))
     assert "prefill 33%" in text_of(request_line(sequence, 80, UNICODE))
+    for computed, told in ((1, "prefill <1%"), (1378, "prefill 34%"), (4095, "prefill>99%")):
+        sequence.row.num_computed_tokens = computed
+        assert told in text_of(request_line(sequence, 80, UNICODE))
+
+
+def test_whoever_acts_on_a_request_is_told_which_it_is() -> None:
+    sequence = Sequence(row("7f31c0ffee", max_tokens=300, model="SmolLM2"), Mark(1))
+    assert [text_of(line) for line in about_lines(sequence, UNICODE)] == [
+        "“Explain paged attention”",
+        "decode, 118 tokens of at most 300 so far, prompt 212",
+        "SmolLM2 · 7f31c0ffee",
+    ]
+    sequence.row.preview = ""
+    assert len(about_lines(sequence, UNICODE)) == 2, "who may not see the text sees no empty quotes"
 
 
 def test_a_later_choice_has_its_number() -> None:
