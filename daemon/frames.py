@@ -69,12 +69,14 @@ class Frames:
                 **service.metrics.recent_latencies(),
                 **service.metering.figures(),
                 **reading.figures,
+                "observed_seconds": service.doctor.observed_s,
             },
             requests=[self._row(sequence, blocks, viewer) for sequence in snapshot.sequences] if snapshot else [],
             blocks=_block_map(snapshot) if blocks and snapshot is not None else None,
             machine=reading.machine,
             events=service.events.newest(EVENTS_IN_A_FRAME if viewer is None else EVENTS_KEPT),
             seq=self._num_made,
+            advice=service.doctor.advice(info),
             endings=list(service.endings),
         )
 
