@@ -9,6 +9,8 @@ LOCK_DIGEST := $(shell cat $(LOCKS) pyproject.toml scripts/environment | sha256s
 STAMP := $(VENV)/installed-$(LOCK_DIGEST)
 # Triton, where torch has brought none: a GB that serving on a CPU has no use for, and the tests of its kernels have.
 TRITON := $(VENV)/triton-$(shell sha256sum requirements-triton.lock | cut -c1-16)
+# matplotlib draws the pictures of `bench-cases`; nothing else needs it.
+PLOTS := $(VENV)/plots-$(shell sha256sum requirements-plots.lock | cut -c1-16)
 MODEL ?= smollm2-135m-instruct
 BENCHES := paging step static_batch
 PEERS :=
@@ -55,6 +57,10 @@ format: $(STAMP)  ## let ruff rewrite the sources
 bench: $(STAMP)  ## run the benchmarks and print their tables (BENCHES="accuracy" for one that takes long)
 	@for bench in $(BENCHES); do echo "== $$bench"; $(VENV)/bin/python -P -m pagedd.bench.$$bench || exit; done
 
+.PHONY: bench-cases
+bench-cases: $(STAMP) $(PLOTS)  ## rerun three published comparisons with each mechanism off and on, and draw them into docs/
+	@$(VENV)/bin/python -P -m pagedd.bench.cases --pictures docs $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: $(STAMP)  ## measure pagedd against the servers in PEERS=DIR, in turn, three rounds (ARGS="--rounds 1")
 	@$(VENV)/bin/python -P -m pagedd.bench.serving --peers "$(or $(PEERS),$(error give the folder of the peers: make bench-peers PEERS=DIR))" $(ARGS)
@@ -84,6 +90,10 @@ $(STAMP):
 $(TRITON): $(STAMP)
 	@$(VENV)/bin/python -c 'import triton' 2>/dev/null || { echo "pagedd: installing Triton for the tests (about 290 MB)"; \
 		$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-triton.lock; }
+	@touch $@
+
+$(PLOTS): $(STAMP)
+	@$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-plots.lock
 	@touch $@
 
 # mypy finds a package by its folder's name, and the package here is called pagedd.

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
 
@@ -30,6 +30,7 @@ from pagedd.client.render import (
     render_prefixes,
     render_requests,
 )
+from pagedd.client.render_advice import render_advice
 from pagedd.client.render_usage import render_cost, render_usage
 from pagedd.client.sync import Client
 
@@ -83,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["tune"]:  # its flags are the daemon's, which only that knows
+        _exec_pagedd(given)
     arguments = make_parser().parse_args(["version"] if given == ["--version"] else given)
     try:
         status: int = arguments.run(arguments)
@@ -141,6 +144,11 @@ def make_parser() -> argparse.ArgumentParser:
     stats = command("stats", run_stats, "print the daemon's figures")
     stats.add_argument("--json", action="store_true", help="as one JSON object, requests and block tables included")
     stats.add_argument("--watch", action="store_true", help="go on, as the daemon publishes")
+
+    doctor = command("doctor", run_doctor, "say what should be changed, judging by the last minutes of work")
+    doctor.add_argument("--json", action="store_true", help="as one JSON array")
+
+    command("tune", run_tune, "try settings on the model and a load, and print what each is worth (tune --help)")
 
     usage = command("usage", run_usage, "list who has used how much, and what is left of their quotas")
     usage.add_argument("--json", action="store_true", help="as one JSON object, with costs")
@@ -256,6 +264,17 @@ def run_events(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_doctor(arguments: argparse.Namespace) -> int:
+    with Client(arguments.runtime_dir) as client:
+        frame = client.stats()
+    _print_lines([_json(frame.advice)] if arguments.json else [*render_advice(frame)])
+    return 0
+
+
+def run_tune(arguments: argparse.Namespace) -> int:
+    _exec_pagedd(["tune"])
+
+
 def run_usage(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         report = client.usage()
@@ -295,8 +314,12 @@ def run_priority(arguments: argparse.Namespace) -> int:
 
 
 def run_pull(arguments: argparse.Namespace) -> int:
-    # A program of its own, because a client knows nothing of models. `-P` keeps the working directory off sys.path.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "pagedd.daemon.cli", "pull", arguments.name])
+    _exec_pagedd(["pull", arguments.name])
+
+
+def _exec_pagedd(arguments: list[str]) -> NoReturn:
+    """Another program, because a client knows nothing of models. `-P` keeps the working directory off sys.path."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "pagedd.daemon.cli", *arguments])
 
 
 def run_version(arguments: argparse.Namespace) -> int:

@@ -494,6 +494,22 @@ class Event(msgspec.Struct, kw_only=True):
     request_id: str = ""
 
 
+class Advice(msgspec.Struct, kw_only=True):
+    """Something that should be changed, as `daemon/advice.py` judges the last minutes of work.
+
+    Attributes:
+        cause: repeated_prefixes, fragmentation, idle_blocks, steady_preemptions, kv_quality or dominant_caller.
+        finding: what is wrong, with its figures.
+        change: the flag or setting, with a value where one follows.
+        gain: what that should bring.
+    """
+
+    cause: str
+    finding: str
+    change: str
+    gain: str
+
+
 class Ending(msgspec.Struct, kw_only=True):
     """How a request ended. `outcome` is the finish reason of its last choice (`stop`, `length`, `abort`), or a code."""
 
@@ -513,6 +529,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.
         seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
+        advice: at most one of each cause, most worth first; empty when all is well.
         endings: of the requests that ended last, the newest at the end, at most 32.
     """
 
@@ -531,6 +548,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     machine: Machine | None = None
     events: list[Event] = []
     seq: int = 0
+    advice: list[Advice] = []
     endings: list[Ending] = []
 
 

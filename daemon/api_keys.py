@@ -40,7 +40,7 @@ def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:
     known = [key.name for key in keys]
     for name in names:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             hint = f"did you mean {nearest[0]}?" if nearest else "name it there: NAME KEY"
             raise PageddError(
                 "invalid_setting", f"quota.key.{name}: api_key_file has no key of that name; {hint}", field="quota"

@@ -15,6 +15,7 @@ USAGE = """\
 usage: pagedd [FLAGS]                 serve a model (pagedd --help lists the flags)
        pagedd pull [NAME]             fetch a model and verify it; print where it is
        pagedd prepare [NAME]          fetch it and make what the daemon needs to start quickly
+       pagedd tune [FLAGS]            try settings on the model and a load; print what each is worth
        pagedd check-config [FLAGS]    print every setting and where its value comes from
        pagedd config-table            print the settings as a Markdown table
        pagedd version
@@ -32,6 +33,8 @@ EXIT_STATUSES = {
     "no_kv_memory": os.EX_OSERR,
     "out_of_memory": os.EX_OSERR,
 }
+
+EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,7 +64,7 @@ def serve(argv: list[str]) -> int:
     config = load_config(argv).config
     from pagedd.daemon.server import run
 
-    run(config)
+    run(config, lambda: load_config(argv).config)
     return 0
 
 
@@ -77,6 +80,15 @@ def prepare(argv: list[str]) -> int:
 
     print(resolve_model(_only_name("prepare", argv), report=_report))
     return 0
+
+
+def tune(argv: list[str]) -> int:
+    from pagedd.daemon.tune.command import tune as run_tune
+
+    try:
+        return run_tune(argv, _report)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def check_config(argv: list[str]) -> int:
@@ -105,6 +117,7 @@ def version(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "pull": pull,
     "prepare": prepare,
+    "tune": tune,
     "check-config": check_config,
     "config-table": config_table,
     "version": version,
@@ -127,7 +140,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
     if name not in COMMANDS:
         import difflib
 
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)
         hint = f"did you mean pagedd {nearest[0]}?" if nearest else f"the commands are {', '.join(sorted(COMMANDS))}"
         raise PageddError("unknown_setting", f"command {name}: there is none of that name; {hint}")
     return COMMANDS[name]

@@ -87,6 +87,18 @@ class DaemonConfig:
     prefix_sharing: str = setting(
         "caller", "Who shares cached prefixes: each caller with itself, or all.", choices=("caller", "all")
     )
+    kv_host_gib: float = setting(
+        0.0, "Host memory for KV blocks that the pool evicts, in GiB; 0 is off.", minimum=0, maximum=1 << 20
+    )
+    kv_disk_gib: float = setting(
+        0.0,
+        "Disk space for KV blocks, in GiB, so that prefixes survive a restart; 0 is off.",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    kv_disk_directory: Path | None = setting(  # noqa: RUF009 (a dataclass field, made once for each)
+        None, "Where they are, for one daemon at a time.", none_means="kv beside the cached models"
+    )
     # Scheduling
     max_num_seqs: int = setting(32, "Seats: sequences that run at once.", minimum=1, maximum=4096)
     max_num_batched_tokens: int | None = setting(
@@ -178,6 +190,8 @@ class DaemonConfig:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
+            kv_host_gib=self.kv_host_gib,
+            kv_disk_gib=self.kv_disk_gib,
             scheduling_policy=self.scheduling_policy,
             ageing_s_per_point=self.ageing_s_per_point,
             num_speculative_tokens=self.num_speculative_tokens,

@@ -23,6 +23,7 @@ from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
 from pagedd.daemon import fatal_trace
 from pagedd.daemon.engine_link import (
+    CLOSE_LIMIT_S,
     Abort,
     Add,
     Answer,
@@ -278,13 +279,17 @@ class EngineHost:
         await self._supervisor
 
     async def _ask_to_exit(self) -> None:
-        """Returns when the engine process has ended, or is killed because it does not within `_EXIT_TIMEOUT_S`."""
+        """Returns when the engine process has ended, or is killed because it does not within `_EXIT_TIMEOUT_S`.
+
+        With a disk tier it has `CLOSE_LIMIT_S` more.
+        """
         process = self._process
         if self._socket is None or process is None:
             return
         self._socket.send(Exit())
+        has_disk_tier = self._config is not None and self._config.kv_disk_gib > 0
         try:
-            await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_S)
+            await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_S + (CLOSE_LIMIT_S if has_disk_tier else 0.0))
         except TimeoutError:
             with suppress(ProcessLookupError):
                 process.kill()

@@ -18,6 +18,9 @@ from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
 
+# How long an engine that is told to exit may bring blocks to the disk, where there is a disk tier.
+CLOSE_LIMIT_S = 5.0
+
 
 class Start(msgspec.Struct, tag="start"):
     config: EngineConfig

@@ -9,6 +9,7 @@ device memory back by ending. `engine_host.py` starts and watches it; `engine_li
 import argparse
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ import zmq
 
 from pagedd.daemon import fatal_trace, logs
 from pagedd.daemon.engine_link import (
+    CLOSE_LIMIT_S,
     Abort,
     Add,
     Answer,
@@ -85,7 +87,11 @@ class EngineLike(Protocol):
     def block(self, index: int) -> BlockInfo | None: ...
     def prefixes(self, limit: int) -> PrefixTree: ...
     def evict_prefix(self, digest: bytes) -> tuple[int, int] | None: ...
-    def check_when_idle(self) -> None: ...
+    def after_step(self) -> None: ...
+    @property
+    def idle_work_due_s(self) -> float | None: ...
+    def check_when_idle(self) -> bool: ...
+    def close(self, limit_s: float) -> None: ...
 
 
 # Settings and a progress callback to an engine and what it chose.
@@ -142,19 +148,20 @@ def serve(link: Link, engine: EngineLike) -> None:
         if engine.has_work:
             outputs = engine.step()
             link.send(StepDone(outputs=outputs, stats=engine.stats(), preemptions=engine.preemptions))
-        if not engine.has_work:
-            engine.check_when_idle()
+            engine.after_step()
+        if not engine.has_work and engine.check_when_idle():
+            link.send(StepDone(outputs=[], stats=engine.stats()))
 
 
 def obey(link: Link, engine: EngineLike) -> bool:
     """Carries out every command that has arrived, so that an abort counts before the next step.
 
-    Waits for one when there is no work. False: told to exit.
+    Waits for one when there is no work, until there is some that is for idle times. False: told to exit.
     """
-    message = link.receive(timeout_ms=0 if engine.has_work else _IDLE_INTERVAL_MS)
-    while message is None and not engine.has_work:
+    message = link.receive(timeout_ms=0 if engine.has_work else _patience_ms(engine))
+    while message is None and not engine.has_work and engine.idle_work_due_s != 0:
         link.send(Idle())
-        message = link.receive(timeout_ms=_IDLE_INTERVAL_MS)
+        message = link.receive(timeout_ms=_patience_ms(engine))
     changed = False
     while message is not None:
         if isinstance(message, Exit):
@@ -165,6 +172,12 @@ def obey(link: Link, engine: EngineLike) -> bool:
         # No step will tell the front that an abort gave blocks back.
         link.send(StepDone(outputs=[], stats=engine.stats()))
     return True
+
+
+def _patience_ms(engine: EngineLike) -> int:
+    """Until an idle engine has to do something by itself."""
+    due_s = engine.idle_work_due_s
+    return _IDLE_INTERVAL_MS if due_s is None else min(_IDLE_INTERVAL_MS, math.ceil(1000 * due_s))
 
 
 def _carry_out(message: ToEngine, link: Link, engine: EngineLike) -> bool:
@@ -255,6 +268,7 @@ def run(
     link.send(Ready(info=info, stats=engine.stats()))
     try:
         serve(link, engine)
+        engine.close(CLOSE_LIMIT_S)
     except LinkLost:
         log.warning("the front closed the link; the engine ends")
     except Exception as error:

@@ -69,12 +69,14 @@ class Frames:
                 **service.metrics.recent_latencies(),
                 **service.metering.figures(),
                 **reading.figures,
+                "observed_seconds": service.doctor.observed_s,
             },
             requests=[self._row(sequence, blocks, viewer) for sequence in snapshot.sequences] if snapshot else [],
             blocks=_block_map(snapshot) if blocks and snapshot is not None else None,
             machine=reading.machine,
             events=service.events.newest(EVENTS_IN_A_FRAME if viewer is None else EVENTS_KEPT),
             seq=self._num_made,
+            advice=service.doctor.advice(info),
             endings=list(service.endings),
         )
 
@@ -112,12 +114,17 @@ class Frames:
 
 
 def figures(stats: EngineStats) -> dict[str, float | None]:
-    """Every number of `EngineStats` under its own name; `step_seconds` as one `step_seconds_PART` a part."""
+    """Every number of `EngineStats` under its own name.
+
+    `step_seconds` is one `step_seconds_PART` a part, `kv_tiers` a `kv_tier_TIER_NAME` for each number of a tier.
+    """
     named: dict[str, float | None] = {
-        item.name: getattr(stats, item.name) for item in fields(stats) if item.name != "step_seconds"
+        item.name: getattr(stats, item.name) for item in fields(stats) if item.name not in ("step_seconds", "kv_tiers")
     }
     named.update({name: getattr(stats, name) for name in _DERIVED})
     named.update({f"step_seconds_{part}": seconds for part, seconds in stats.step_seconds.items()})
+    for tier, numbers in stats.kv_tiers.items():
+        named.update({f"kv_tier_{tier}_{item.name}": getattr(numbers, item.name) for item in fields(numbers)})
     return named
 
 

@@ -102,7 +102,7 @@ def load_nvml() -> Nvml | None:
         pynvml.nvmlInit()
     except Exception as error:
         # No driver, another driver, no permission: each has an exception of its own, and none concerns serving.
-        log.info("GPU figures are not available: %s", error)
+        log.debug("GPU figures are not available: %s", error)
         return None
     nvml: Nvml = pynvml
     return nvml

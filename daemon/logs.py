@@ -20,7 +20,13 @@ def setup(level: str, log_format: str, stream: TextIO | None = None) -> None:
         log_format = "journald" if writes_to_journal(stream, os.environ) else "human"
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JournaldFormatter() if log_format == "journald" else HumanFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """The least severe line that is written from now on."""
+    logging.getLogger().setLevel(level.upper())
     # One line per request belongs to whoever asks for debug output; the daemon logs its own.
     logging.getLogger("aiohttp.access").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
 

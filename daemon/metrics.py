@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from pagedd.daemon.latency import LatencyWindow
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import SequenceOutput
-from pagedd.engine.stats import EngineStats
+from pagedd.engine.stats import EngineStats, TierStats
 
 # A time of creation beside every counter and histogram would double what Prometheus stores, and nobody reads it.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -70,6 +70,22 @@ _ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float | None]]] = {
             stats.num_scheduled_tokens / stats.max_num_batched_tokens if stats.max_num_batched_tokens else None
         ),
     ),
+}
+# TierStats attribute -> (metric, help), of each tier there is.
+_TIER_COUNTERS = {
+    "hits_total": ("pagedd:kv_tier_hits", "KV blocks that were looked up and found in a tier."),
+    "promotions_total": ("pagedd:kv_tier_promotions", "KV blocks copied from a tier into the pool."),
+    "stored_total": ("pagedd:kv_tier_stored", "KV blocks that came into a tier."),
+    "evictions_total": ("pagedd:kv_tier_evictions", "KV blocks that left a tier for others."),
+    "read_bytes_total": ("pagedd:kv_tier_read_bytes", "Bytes copied out of a tier."),
+    "written_bytes_total": ("pagedd:kv_tier_written_bytes", "Bytes copied into a tier."),
+    "read_seconds_total": ("pagedd:kv_tier_read_seconds", "Time in copies out of a tier."),
+    "write_seconds_total": ("pagedd:kv_tier_write_seconds", "Time in copies into a tier."),
+}
+_TIER_GAUGES = {
+    "num_blocks": ("pagedd:kv_tier_blocks", "KV blocks in a tier."),
+    "num_bytes": ("pagedd:kv_tier_bytes", "Bytes that a tier takes."),
+    "max_bytes": ("pagedd:kv_tier_max_bytes", "Bytes that a tier may take."),
 }
 
 
@@ -196,6 +212,7 @@ class EngineCollector(Collector):
         self._info = info
         self._ended: dict[str, float] = {}
         self._ended_parts: dict[str, float] = {}
+        self._ended_tiers: dict[str, dict[str, float]] = {}
         self._num_restarts = 0
 
     def engine_lost(self) -> None:
@@ -207,6 +224,10 @@ class EngineCollector(Collector):
             self._ended[name] = self._ended.get(name, 0) + getattr(last, name)
         for part, seconds in last.step_seconds.items():
             self._ended_parts[part] = self._ended_parts.get(part, 0.0) + seconds
+        for tier, numbers in last.kv_tiers.items():
+            ended = self._ended_tiers.setdefault(tier, dict.fromkeys(_TIER_COUNTERS, 0))
+            for name in _TIER_COUNTERS:
+                ended[name] += getattr(numbers, name)
 
     def collect(self) -> Iterator[Metric]:
         labels, model = ["model_name"], [self.model_name]
@@ -228,6 +249,8 @@ class EngineCollector(Collector):
             yield counter
         if stats is not None:
             yield from self._gauges(stats)
+            if stats.kv_tiers:
+                yield from self._tiers(stats.kv_tiers)
         if (info := self._info()) is not None:
             yield self._cache_config(info)
 
@@ -253,6 +276,20 @@ class EngineCollector(Collector):
         for part, seconds in stats.step_seconds.items():
             parts.add_metric([*model, part], steps, self._ended_parts.get(part, 0.0) + seconds)
         yield parts
+
+    def _tiers(self, tiers: dict[str, TierStats]) -> Iterator[Metric]:
+        labels = ["model_name", "tier"]
+        for attribute, (name, text) in _TIER_GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            for tier, numbers in tiers.items():
+                gauge.add_metric([self.model_name, tier], getattr(numbers, attribute))
+            yield gauge
+        for attribute, (name, text) in _TIER_COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=labels)
+            for tier, numbers in tiers.items():
+                ended = self._ended_tiers.get(tier, {}).get(attribute, 0)
+                counter.add_metric([self.model_name, tier], ended + getattr(numbers, attribute))
+            yield counter
 
     def _cache_config(self, info: EngineInfo) -> Metric:
         values = {

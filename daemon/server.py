@@ -12,7 +12,8 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoint
 from pagedd.client.errors import PageddError
 from pagedd.daemon import fatal_trace, logs, systemd
 from pagedd.daemon.activation import Inherited, inherited_sockets
+from pagedd.daemon.advice_metrics import AdviceCollector
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost, EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
@@ -33,7 +35,9 @@ from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_process import resolve_in_child
+from pagedd.daemon.models import cache_directory
 from pagedd.daemon.prepared import load_prepared
+from pagedd.daemon.reload import Reloader
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
@@ -51,21 +55,24 @@ _METER_INTERVAL_S = 1.0
 _CLOSE_S = 10
 
 
-def run(config: DaemonConfig) -> None:
-    """Serves until a signal. Raises `PageddError` when the daemon cannot serve, now or any more."""
+def run(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
+    """Serves until a signal. `read_config` reads the settings anew, for SIGHUP.
+
+    Raises `PageddError` when the daemon cannot serve, now or any more.
+    """
     logs.setup(config.log_level, config.log_format)
     fatal_trace.arm()
     raise_descriptor_limit()
-    uvloop.run(serve(config))
+    uvloop.run(serve(config, read_config))
 
 
-async def serve(config: DaemonConfig) -> None:
+async def serve(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
     """See `run`."""
     endpoints = server_endpoints(config.runtime_dir)
     inherited = inherited_sockets()
     lock = RuntimeLock(endpoints, inherited)
     try:
-        await Daemon(config, endpoints, inherited).run()
+        await Daemon(config, read_config, endpoints, inherited).run()
     finally:
         lock.release()
 
@@ -73,7 +80,9 @@ async def serve(config: DaemonConfig) -> None:
 class Daemon:
     """One run of the daemon over one runtime directory, which it must own."""
 
-    def __init__(self, config: DaemonConfig, endpoints: Endpoints, inherited: Inherited) -> None:
+    def __init__(
+        self, config: DaemonConfig, read_config: Callable[[], DaemonConfig], endpoints: Endpoints, inherited: Inherited
+    ) -> None:
         self._config = config
         self._endpoints = endpoints
         policy = RestartPolicy(can_fall_back=config.device_fallback == "cpu")
@@ -84,10 +93,20 @@ class Daemon:
         registry = self._service.metrics.registry
         registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
+        registry.register(AdviceCollector(lambda: self._service.doctor.advice(self._host.info)))
         self._apis: list[HttpApi | ZmqApi] = [
             HttpApi(self._service, config, endpoints, inherited),
             ZmqApi(self._service, endpoints, inherited),
         ]
+        self._reloader = Reloader(
+            config,
+            read_config,
+            {
+                "quota": lambda new: self._service.metering.replace_quotas(new.quota),
+                "log_level": self._set_log_level,
+            },
+        )
+        self._had_terminal = has_terminal()
         self._stop_requested = asyncio.Event()
         self._was_ready = False
 
@@ -121,14 +140,15 @@ class Daemon:
         systemd.notify(f"STATUS={self._host.describe()}")
 
         teller = asyncio.create_task(self._tell_systemd_while_loading())
-        meter = asyncio.create_task(self._meter_energy())
+        meter = asyncio.create_task(self._meter())
         sleeper = asyncio.create_task(self._sleep_when_idle())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             folder = await resolve_in_child(self._config.model, self._report)
             prepared = load_prepared(folder)
             log.info("loading %s from %s", prepared.name, prepared.weights)
-            config = self._config.to_engine_config(prepared.weights)
+            kv_directory = self._config.kv_disk_directory or cache_directory() / "kv"
+            config = replace(self._config.to_engine_config(prepared.weights), kv_disk_directory=str(kv_directory))
             if (freest := await asyncio.to_thread(freest_device, config.device, load_nvml())) is not None:
                 config = replace(config, device=freest)
             self._host.load(config)
@@ -174,9 +194,11 @@ class Daemon:
                 log.info("no request for %g s", limit_s)
                 await self._service.sleep()
 
-    async def _meter_energy(self) -> None:
+    async def _meter(self) -> None:
+        """Once a second: energy, and a look at how the engine does."""
         while True:
             await asyncio.sleep(_METER_INTERVAL_S)
+            self._service.doctor.look(self._host.stats)
             # In a thread, because a driver may take its time.
             device = info.device if (info := self._host.info) is not None else None
             self._service.metering.tick(await asyncio.to_thread(self._telemetry.read_energy, device))
@@ -200,6 +222,19 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _on_hangup(self) -> None:
+        """Reads the settings anew. When the terminal that the daemon was started at is gone, it stops."""
+        if self._had_terminal and not has_terminal():
+            self._on_signal(signal.SIGHUP)
+            return
+        systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._reloader.reload()
+        systemd.notify("READY=1" if self._was_ready else f"STATUS={self._host.describe()}")
+
+    def _set_log_level(self, config: DaemonConfig) -> None:
+        logs.set_level(config.log_level)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop_requested.is_set():
@@ -221,6 +256,15 @@ class Daemon:
             await api.close()
         await self._host.stop()
         log.info("stopped")
+
+
+def has_terminal() -> bool:
+    """Whether this process belongs to a terminal. One that is closed sends SIGHUP, and then it no longer does."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 async def _feed_watchdog() -> None:

@@ -21,6 +21,7 @@ from pagedd.daemon import admission, poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.crash_reports import Crash, CrashReports, InFlight, state_directory
+from pagedd.daemon.doctor import Doctor
 from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.frames import Frames
@@ -44,7 +45,7 @@ from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
-from pagedd.engine.request import Request, SequenceOutput
+from pagedd.engine.request import Preemption, Request, SequenceOutput
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Service:
         events: what happened lately, for the statistics.
         endings: how the last requests ended, likewise.
         metering: who may have how much, and what it costs.
+        doctor: what should be changed.
     """
 
     def __init__(self, config: DaemonConfig, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,6 +94,7 @@ class Service:
         self.events = EventLog()
         self.endings: deque[Ending] = deque(maxlen=_ENDINGS_KEPT)
         self.metering = Metering(config, clock)
+        self.doctor = Doctor(self.metering.accounts, caches_prefixes=config.enable_prefix_caching, clock=clock)
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
         self.started_unix_s = int(time.time())
@@ -107,7 +110,7 @@ class Service:
         self._idle_since_s = time.monotonic()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
         self.metrics = Metrics(self._engine_figures)
-        host.on_preempted = self.events.preempted
+        host.on_preempted = self._on_preempted
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
         host.on_lost = self._on_lost
@@ -357,6 +360,9 @@ class Service:
     async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
         admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
         token_ids = await model.prompt_token_ids(entry.message)
+        extras = admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing)
+        if entry.message.cache_salt is None:
+            self.doctor.saw_prompt(token_ids, extras)
         info = self._engine_info()  # again, because another engine may have started meanwhile
         request = admission.to_engine_request(
             entry.message,
@@ -365,7 +371,7 @@ class Service:
             info,
             quota_tokens=self.metering.most_tokens(entry.meter, info),
             eos_token_ids=model.prepared.eos_token_ids,
-            cache_extras=admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing),
+            cache_extras=extras,
         )
         entry.digest = poison.digest(request)
         self._suspects.check(entry.digest)
@@ -389,6 +395,10 @@ class Service:
             self._apply(entry, Broken(error.code, error.message, error.field, retry_after_s=error.retry_after_s))
 
     # What the engine says
+
+    def _on_preempted(self, preemptions: list[Preemption]) -> None:
+        self.events.preempted(preemptions)
+        self.doctor.preempted(preemptions)
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
         now_s = time.monotonic()

@@ -231,6 +231,6 @@ def _build(cls: type[D], values: Mapping[str, Any], written: _Written) -> D:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], where: str = "") -> PageddError:
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     hint = f"did you mean {nearest[0]}?" if nearest else "see pagedd --help for all of them"
     return PageddError("unknown_setting", f"{what} {name}{where}: there is none of that name; {hint}", field=name)

@@ -21,6 +21,8 @@ class EngineConfig:
         max_num_batched_tokens: token budget of a step; None is 512 on a CPU, 2048 on a GPU.
         max_model_len: longest prompt + output; None is the model's own context.
         enable_prefix_caching: reuse the blocks of shared prefixes.
+        kv_host_gib: host memory for blocks that the pool evicts, in GiB; 0 is off.
+        kv_disk_gib: disk space for blocks that outlive the engine, in GiB; 0 is off, as is no `kv_disk_directory`.
         scheduling_policy: `priority`, or `fcfs` which ignores priorities.
         ageing_s_per_point: seconds of waiting that outweigh one point of priority, so that every wait is bounded.
         num_speculative_tokens: longest guess at a sequence's next tokens from its own text; 0 guesses nothing.
@@ -41,6 +43,9 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
+    kv_host_gib: float = 0.0
+    kv_disk_gib: float = 0.0
+    kv_disk_directory: str | None = None
     scheduling_policy: str = "priority"
     ageing_s_per_point: float = 0.5
     num_speculative_tokens: int = 7

@@ -17,8 +17,11 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.create_tiers import create_tiers
 from pagedd.engine.kv.open_pages import num_pages_for
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
+from pagedd.engine.kv.tiers import Tiers
+from pagedd.engine.model.fingerprint import fingerprint
 from pagedd.engine.model.load import LoadedModel, device_name, load_model, num_physical_cores
 from pagedd.engine.runner import ModelRunner, drawn_together
 from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT, Sampler
@@ -56,6 +59,7 @@ def create_engine(
         enable_prefix_caching=config.enable_prefix_caching,
         namespace=(("model", Path(config.model).name), ("kv_cache_dtype", info.kv_cache_dtype)),
         open_pages=runner.open_pages,
+        tiers=_create_tiers(config, runner, info),
     )
     scheduler = Scheduler(
         SchedulerConfig(
@@ -182,6 +186,33 @@ def create_runner(
         load_seconds=time.perf_counter() - started,
     )
     return runner, info
+
+
+def _create_tiers(config: EngineConfig, runner: ModelRunner, info: EngineInfo) -> Tiers | None:
+    if not (config.kv_host_gib or config.kv_disk_gib):
+        return None
+    if not config.enable_prefix_caching:
+        log.warning("kv_host_gib and kv_disk_gib keep cached prefixes; without enable_prefix_caching there are none")
+        return None
+    directory = None if config.kv_disk_directory is None else Path(config.kv_disk_directory)
+    identity = {"dtype": info.dtype, "weight_dtype": config.weight_dtype, "kernels": info.kernel_backend}
+    if config.kv_disk_gib and directory is not None:
+        try:
+            identity["model"] = fingerprint(Path(config.model))
+        except OSError as error:
+            log.warning("no KV blocks on the disk, because the weights cannot be told from others: %s", error)
+            directory = None
+    return create_tiers(
+        runner.storage,
+        runner.copy_costs,
+        torch.device(info.device),
+        host_bytes=int(config.kv_host_gib * (1 << 30)),
+        disk_bytes=int(config.kv_disk_gib * (1 << 30)),
+        disk_directory=directory,
+        identity=identity,
+        # A chunk's blocks, and one that each decode begins.
+        lookahead=info.max_num_batched_tokens // config.block_size + config.max_num_seqs,
+    )
 
 
 def _max_model_len(asked: int | None, max_position: int) -> int:

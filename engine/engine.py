@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pagedd.engine.errors import EngineError, IntegrityError
+from pagedd.engine.kv.disk_writer import DiskWriter
 from pagedd.engine.kv.prefix_tree import PrefixTree, prefix_tree
 from pagedd.engine.picture import block_info, sequence_snapshot, shown
 from pagedd.engine.request import Preemption, Request, SequenceOutput
@@ -47,6 +48,11 @@ class Engine:
         self._num_barren_steps = 0
         self._next_integrity_check_s = 0.0
         self._integrity_alarms = 0
+        self._computing_s = 0.0
+        tiers = scheduler.blocks.tiers
+        self._disk_writer: DiskWriter | None = None
+        if tiers is not None and tiers.disk is not None:
+            self._disk_writer = DiskWriter(scheduler.blocks, tiers, tiers.disk, runner, clock)
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises `EngineError` with the reason when it can never be served."""
@@ -115,6 +121,7 @@ class Engine:
             accepted_tokens_total=counters.accepted_tokens,
             integrity_alarms_total=self._integrity_alarms,
             step_seconds={**self._seconds, **self._runner.seconds},
+            kv_tiers=blocks.tiers.stats() if blocks.tiers is not None else {},
         )
 
     def snapshot(self) -> EngineSnapshot:
@@ -157,14 +164,46 @@ class Engine:
         """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""
         self._scheduler.check_integrity()
 
-    def check_when_idle(self) -> None:
-        """To be called when there is no work: looks for drift, at most once a minute.
+    def after_step(self) -> None:
+        """To be called when what `step` returned is on its way to who waits for it: saves blocks to host memory."""
+        if copies := self._scheduler.blocks.saves_between_steps():
+            self._runner.save_blocks(copies)
+        if self._disk_writer is not None:
+            self._disk_writer.note_step()
+
+    @property
+    def idle_work_due_s(self) -> float | None:
+        """Seconds until `check_when_idle` should be called though nothing has come; None: never."""
+        return self._disk_writer.due_s if self._disk_writer is not None else None
+
+    def close(self, limit_s: float) -> None:
+        """Brings to the disk what the next engine can begin with, in about `limit_s` at most. The engine is used up."""
+        for sequence in list(self._scheduler.live_sequences()):
+            self._scheduler.abort(sequence.request.request_id)
+        given_up = Step(number=0)
+        self._give_up_launched(given_up)
+        if (tiers := self._scheduler.blocks.tiers) is not None:
+            tiers.put_back(given_up.block_saves, [])
+        self.after_step()
+        if self._disk_writer is not None:
+            self._disk_writer.write_all(limit_s)
+
+    def check_when_idle(self) -> bool:
+        """To be called when there is no work: looks for drift, and brings a few blocks to the disk.
+
+        True when figures have changed. Drift is looked for at most once a minute.
 
         Drift is an alarm in the log and in `integrity_alarms_total`; every block's content is then distrusted and the
         pool starts afresh, which costs the cache and no request.
         """
+        if self.has_work:
+            return False
+        self._look_for_drift()
+        return self.idle_work_due_s == 0 and self._disk_writer is not None and self._disk_writer.write_piece()
+
+    def _look_for_drift(self) -> None:
         now = self._clock()
-        if self.has_work or now < self._next_integrity_check_s:
+        if now < self._next_integrity_check_s:
             return
         self._next_integrity_check_s = now + INTEGRITY_CHECK_INTERVAL_S
         try:
@@ -197,6 +236,7 @@ class Engine:
         else:
             self._num_barren_steps = 0
             self._scheduler.budget.note_step()
+            self._note_cost(step)
             return self._commit(step, sampled)
         self._give_up_launched(step)
         self._runner.check_device()
@@ -205,6 +245,15 @@ class Engine:
             log.warning("steps hold at most %d tokens for a while", self._scheduler.budget.tokens)
         return self._run_one_by_one(step)
 
+    def _note_cost(self, step: Step) -> None:
+        """What computing a prompt's token takes, for whoever weighs it against copying."""
+        if (tiers := self._scheduler.blocks.tiers) is None:
+            return
+        before_s, self._computing_s = self._computing_s, sum(self._runner.seconds.values())
+        num_decoded = sum(1 + len(item.draft_token_ids) for item in step.scheduled)
+        if step.num_scheduled_tokens > 2 * num_decoded:
+            tiers.costs.compute.note(step.num_scheduled_tokens, self._computing_s - before_s)
+
     def _give_up_launched(self, failed: Step) -> None:
         """Nothing that was formed on the results of `failed` counts: its sequences are scheduled again."""
         while self._launched:
@@ -212,6 +261,8 @@ class Engine:
             with suppress(Exception):
                 launched.result()
             failed.block_copies += step.block_copies
+            failed.block_saves += step.block_saves
+            failed.block_loads += step.block_loads
             self._scheduler.blocks.step_finished(step.number)
         self._scheduler.blocks.step_finished(failed.number)
         self._scheduler.withdraw(failed)
@@ -234,7 +285,7 @@ class Engine:
         fault: Exception | None = None
         num_computed = 0
         for item in [item for item in step.scheduled if item.sequence.state is not SequenceState.FINISHED]:
-            alone = Step(step.number, [item], step.block_copies)
+            alone = step.part(item)
             try:
                 sampled = self._run_in_pieces(alone)
             except Exception as error:
@@ -244,6 +295,8 @@ class Engine:
             else:
                 num_computed += 1
                 outputs += self._commit(alone, sampled)
+        if (tiers := self._scheduler.blocks.tiers) is not None:
+            tiers.put_back(step.block_saves, step.block_loads)
         self._num_barren_steps = 0 if num_computed else self._num_barren_steps + 1
         if fault is not None and self._num_barren_steps >= MAX_BARREN_STEPS:
             raise fault
@@ -263,8 +316,8 @@ class Engine:
         rest = item.num_scheduled_tokens - half
         first = ScheduledSequence(item.sequence, item.start, half)
         second = ScheduledSequence(item.sequence, item.start + half, rest, item.samplers, item.draft_token_ids)
-        self._run_in_pieces(Step(alone.number, [first], alone.block_copies))
-        return self._run_in_pieces(Step(alone.number, [second], alone.block_copies))
+        self._run_in_pieces(alone.part(first))
+        return self._run_in_pieces(alone.part(second))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -14,8 +14,11 @@ from pagedd.engine.batch import build_batch
 from pagedd.engine.cuda_graphs import DecodeGraphs
 from pagedd.engine.draw import Draw, PendingTokens
 from pagedd.engine.errors import DeviceLostError
+from pagedd.engine.kv.block_transfers import BlockTransfers
+from pagedd.engine.kv.copy_costs import CopyCosts
 from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.kv.stored_block import BlockCopy
 from pagedd.engine.model.load import Model
 from pagedd.engine.sampler import Sampler
 from pagedd.engine.sequence import Sequence
@@ -33,6 +36,7 @@ class ModelRunner(Runner):
 
     Attributes:
         graphs: of decode steps, once they have been captured; `None` runs every step eagerly.
+        copy_costs: what copies of blocks take, see `kv/copy_costs.py`.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class ModelRunner(Runner):
         super().__init__()
         self.runs_ahead = runs_ahead
         self.graphs: DecodeGraphs | None = None
+        self.copy_costs = CopyCosts(storage.block_size)
+        self._transfers = BlockTransfers(storage, self.copy_costs)
         self._nothing_pending = PendingTokens({}, torch.empty(0, dtype=torch.int64, device=device))
         self._pending = self._nothing_pending  # of the last launch
         self._model = model
@@ -65,6 +71,10 @@ class ModelRunner(Runner):
         for block_id in block_ids:
             self._storage.open_pages.close(block_id)
 
+    @property
+    def storage(self) -> KVStorage:
+        return self._storage
+
     def run(self, step: Step) -> list[Sampled]:
         """The `num_draws` tokens of each of `step.scheduled`, in order."""
         return self.launch(step).result()
@@ -73,6 +83,7 @@ class ModelRunner(Runner):
     def launch(self, step: Step) -> LaunchedStep:
         started = time.perf_counter()
         try:
+            self._transfers.before_step(step.block_saves, step.block_loads)
             self._storage.copy_blocks(step.block_copies)
             step.block_copies.clear()
             self._storage.open_pages.settle()
@@ -96,6 +107,15 @@ class ModelRunner(Runner):
         self.seconds["forward"] += computed - prepared
         self.seconds["sample"] += time.perf_counter() - computed
         return launched
+
+    def save_blocks(self, copies: list[BlockCopy]) -> None:
+        self._transfers.beside_step(copies)
+
+    def finish_saves(self) -> None:
+        self._transfers.finish()
+
+    def read_block(self, block_id: int) -> bytearray:
+        return self._transfers.read(block_id)
 
     def check_device(self) -> None:
         if self._device.type != "cuda":

@@ -173,6 +173,8 @@ class Scheduler:
         self._schedule_prefills(step, budget, prefilling)
         self.num_scheduled_tokens = step.num_scheduled_tokens
         self.counters.steps += bool(step.scheduled)
+        if step.scheduled and self.blocks.tiers is not None:
+            step.block_saves, step.block_loads = self.blocks.tiers.take_copies()
         return step
 
     def can_run_ahead(self, step: Step) -> bool:

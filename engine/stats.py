@@ -8,6 +8,8 @@
 * **Hit rate** = cached tokens / looked-up prompt tokens, counted once per request, when its blocks are attached.
   Tokens recomputed after a preemption count apart (`recomputed_tokens_total`).
 * **Acceptance** = accepted / drafted tokens: guesses at a sequence's next tokens that were what was drawn.
+* **Tiers**: what stands behind the pool, `host` (memory) and `disk`. A block that is looked up and found there is a
+  *hit*; one that is then copied into the pool, instead of computed, is a *promotion*, and its tokens count as cached.
 * **Batch occupancy** = running / `max_num_seqs` (seats), and scheduled tokens / token budget of the last step.
 * **Token budget** = tokens that a step may compute now: `max_num_batched_tokens`, and fewer for a while after the
   device's memory ran out in one.
@@ -17,10 +19,34 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
+class TierStats:
+    """One tier behind the pool. Bytes and seconds of its copies; of the disk, of its files, checksums included.
+
+    Attributes:
+        num_blocks, num_bytes: that it holds now; on the disk, files of other models count as bytes.
+        hits_total, promotions_total: blocks; see above.
+        stored_total, evictions_total: blocks that came in, and that had to leave for others.
+    """
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    hits_total: int = 0
+    promotions_total: int = 0
+    stored_total: int = 0
+    evictions_total: int = 0
+    read_bytes_total: int = 0
+    written_bytes_total: int = 0
+    read_seconds_total: float = 0.0
+    write_seconds_total: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
 class EngineStats:
     """Counters since the engine started (`…_total`) and gauges of this moment. Cheap: built after every step.
 
-    `step_seconds` sums each part of all steps: schedule, prepare, forward, sample, commit.
+    `step_seconds` sums each part of all steps: schedule, prepare, forward, sample, commit. `kv_tiers` are those that
+    there are, `host` and `disk`.
     """
 
     num_blocks: int
@@ -49,6 +75,7 @@ class EngineStats:
     accepted_tokens_total: int = 0
     integrity_alarms_total: int = 0
     step_seconds: dict[str, float] = field(default_factory=dict)
+    kv_tiers: dict[str, TierStats] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:

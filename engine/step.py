@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pagedd.engine.kv.stored_block import BlockCopy
 from pagedd.engine.request import TokenLogprobs
 from pagedd.engine.sequence import Sequence
 
@@ -39,15 +40,26 @@ class ScheduledSequence:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One batch. `block_copies` (source, destination), the copy-on-write of forked tails, are done before any write.
+    """One batch, and the copies of whole blocks that are done before any of its writes, in this order.
 
-    The runner empties `block_copies` once they are done: after a fault the step runs again in parts, and a copy made
-    twice would undo what was written in between.
+    The runner empties each list once it is done: after a fault the step runs again in parts, and a copy made twice
+    would undo what was written in between.
+
+    Attributes:
+        block_saves: evicted blocks to host memory, before they are written to.
+        block_loads: from host memory into blocks that sequences of this step, or of a later one, begin with.
+        block_copies: (source, destination), the copy-on-write of forked tails.
     """
 
     number: int
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    block_saves: list[BlockCopy] = field(default_factory=list)
+    block_loads: list[BlockCopy] = field(default_factory=list)
+
+    def part(self, item: ScheduledSequence) -> "Step":
+        """A step of one sequence alone; it shares what has to be copied first."""
+        return Step(self.number, [item], self.block_copies, self.block_saves, self.block_loads)
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -88,6 +100,17 @@ class Runner(ABC):
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+
+    def save_blocks(self, copies: list[BlockCopy]) -> None:
+        """Copies blocks to host memory beside whatever runs; before the next step writes to one, its copy is made."""
+        raise NotImplementedError(f"{type(self).__name__} copies no blocks")
+
+    def finish_saves(self) -> None:  # noqa: B027 (a copy that is made at once is finished)
+        """Waits for the copies that steps and `save_blocks` began."""
+
+    def read_block(self, block_id: int) -> bytearray:
+        """A block's bytes; nothing may be on its way."""
+        raise NotImplementedError(f"{type(self).__name__} copies no blocks")
 
     @abstractmethod
     def run(self, step: Step) -> list[Sampled]:

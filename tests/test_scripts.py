@@ -135,5 +135,14 @@ def test_bare_make_prints_every_target_with_a_sentence() -> None:
     )
     targets = [line.split()[1] for line in shown.stdout.splitlines()]
     setting_up = ["help", "kernels", "run", "test", "test-kernels", "kernels-aot", "lint", "format"]
-    assert targets == [*setting_up, "bench", "bench-peers", "screenshots", "install", "uninstall", "clean"]
+    assert targets == [
+        *setting_up,
+        "bench",
+        "bench-cases",
+        "bench-peers",
+        "screenshots",
+        "install",
+        "uninstall",
+        "clean",
+    ]
     assert all(len(line.split()) > 3 for line in shown.stdout.splitlines())

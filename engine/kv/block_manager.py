@@ -12,6 +12,8 @@ from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.block_pool import BlockPool
 from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.prefix_cache import CachedBlock, Hasher, PrefixCache, blake2b_digest
+from pagedd.engine.kv.stored_block import BlockCopy, next_block
+from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.sequence import Sequence
 
 
@@ -20,6 +22,7 @@ class BlockManager:
 
     Args:
         namespace: (tag, value) pairs that the KV of every block depends on; see `PrefixCache`.
+        tiers: what keeps blocks that the pool evicts; they need prefix caching.
         clock: see `BlockPool`.
         open_pages: of the storage that these blocks are in.
     """
@@ -32,6 +35,7 @@ class BlockManager:
         enable_prefix_caching: bool = True,
         namespace: Iterable[tuple[str, str]] = (),
         hasher: Hasher = blake2b_digest,
+        tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
         open_pages: OpenPages | None = None,
     ) -> None:
@@ -41,6 +45,7 @@ class BlockManager:
         self._clock = clock
         self.pool = BlockPool(num_blocks, clock=clock)
         self.prefix_cache = PrefixCache(tuple(namespace), hasher)
+        self.tiers = tiers if enable_prefix_caching else None
         self.evictions_total = 0
         self._newest_launched: int | None = None
         self._held: deque[tuple[int, int]] = deque()  # (step that must finish first, block), in order of release
@@ -82,7 +87,7 @@ class BlockManager:
         return self.pool.num_idle - sum(self.pool.ref_count(entry.block_id) == 0 for entry in prefix)
 
     def attach(self, sequence: Sequence, prefix: list[CachedBlock]) -> None:
-        """Starts the block table of `sequence` with a run that `find_prefix` returned."""
+        """Starts the block table of `sequence` with a run that `find_prefix` returned, and what tiers have after it."""
         if sequence.block_table:
             raise IntegrityError(f"{sequence.request.request_id} holds blocks already")
         for entry in prefix:
@@ -90,7 +95,9 @@ class BlockManager:
         if sequence.num_cached_tokens is None:  # else it resumes after a preemption
             self.prefix_cache.note_hit(prefix)
         sequence.block_table = [entry.block_id for entry in prefix]
-        sequence.num_computed_tokens = len(prefix) * self.block_size
+        if self.tiers is not None:
+            sequence.block_table += self._load_stored(self.tiers, sequence, prefix)
+        sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
         sequence.num_indexed_blocks = len(prefix)
         sequence.last_indexed = prefix[-1] if prefix else None
 
@@ -155,6 +162,8 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Gives back every block of `sequence`. Reversed, so that a prompt's tail is evicted before its head."""
         for block_id in reversed(sequence.block_table):
+            if self.tiers is not None:
+                self.tiers.drop_load(block_id)
             if self._newest_launched is None:
                 self._release(block_id)
             else:
@@ -163,6 +172,17 @@ class BlockManager:
         sequence.num_computed_tokens = 0
         sequence.num_indexed_blocks = 0
         sequence.last_indexed = None
+
+    def saves_between_steps(self) -> list[BlockCopy]:
+        """Copies to host memory: those that no step has made yet, and of blocks that will be evicted next."""
+        if self.tiers is None:
+            return []
+        copies = self.tiers.take_saves()
+        for block_id in self.pool.next_cached(self.tiers.lookahead):
+            entry = self.prefix_cache.entry(block_id)
+            if entry is not None and (copy := self.tiers.save(self.prefix_cache.stored_block(entry), block_id)):
+                copies.append(copy)
+        return copies
 
     def hold_releases(self, step: int) -> None:
         """Step `step` is on its way and may write to any block it names: none returns to the pool before it is back."""
@@ -176,9 +196,16 @@ class BlockManager:
             self._release(self._held.popleft()[1])
 
     def distrust(self, sequence: Sequence) -> None:
-        """Takes what `sequence` computed out of the index: its numbers are broken, and nobody may begin with them."""
-        for block_id in sequence.block_table[(sequence.num_cached_tokens or 0) // self.block_size :]:
+        """Takes what `sequence` computed out of the index: its numbers are broken, and nobody may begin with them.
+
+        With tiers, what it began with may have come from one, and goes as well.
+        """
+        num_trusted = 0 if self.tiers is not None else (sequence.num_cached_tokens or 0) // self.block_size
+        for block_id in sequence.block_table[num_trusted:]:
             self.prefix_cache.forget(block_id)
+        if self.tiers is not None and sequence.num_tokens >= self.block_size:
+            root = self.prefix_cache.root_key(sequence.request.cache_extras)
+            self.tiers.forget_from(next_block(root, sequence.token_ids[: self.block_size]).key)
 
     def num_exclusive_blocks(self, sequence: Sequence) -> int:
         """Blocks that would become idle if `sequence` gave its own back."""
@@ -202,6 +229,8 @@ class BlockManager:
 
         Returns how many blocks became free, and how many stay because a live sequence uses them.
         """
+        if self.tiers is not None:
+            self.tiers.forget_from(self.prefix_cache.stored_block(head).key)
         num_freed = num_kept = 0
         doomed = [head]
         while doomed:
@@ -221,6 +250,8 @@ class BlockManager:
             self.open_pages.close(block_id)
         self.pool = BlockPool(self.pool.num_blocks, clock=self._clock)
         self.prefix_cache.clear()
+        if self.tiers is not None:
+            self.tiers.clear()
         self._held.clear()
         self._newest_launched = None
 
@@ -242,6 +273,8 @@ class BlockManager:
                 raise IntegrityError(f"block {block_id} is cached but not indexed")
             if not references[block_id] and not self.pool.is_cached(block_id) and block_id in self.prefix_cache:
                 raise IntegrityError(f"block {block_id} is free but indexed")
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
     def _tails(self, running: Iterable[Sequence]) -> dict[int, int]:
         """The used blocks that are not full, and how many slots of each are filled. O(sequences)."""
@@ -269,9 +302,30 @@ class BlockManager:
         block_id = self.pool.take()
         if block_id is None:
             raise IntegrityError("a block was taken from an empty pool")
-        if self.prefix_cache.forget(block_id):
+        if (entry := self.prefix_cache.entry(block_id)) is not None:
+            if self.tiers is not None:
+                self.tiers.save_evicted(self.prefix_cache.stored_block(entry), block_id)
+            self.prefix_cache.forget(block_id)
             self.evictions_total += 1
         return block_id
+
+    def _load_stored(self, tiers: Tiers, sequence: Sequence, prefix: list[CachedBlock]) -> list[int]:
+        """Blocks that will be filled with what tiers have of `sequence` after `prefix`. They are indexed once a step
+        that comes after that is back.
+        """
+        size, start = self.block_size, len(prefix)
+        if prefix:
+            parent_key = self.prefix_cache.stored_block(prefix[-1]).key
+        else:
+            parent_key = self.prefix_cache.root_key(sequence.request.cache_extras)
+        end = min((sequence.num_tokens - 1) // size, start + self.pool.num_idle)
+        run = tiers.read_run(
+            parent_key, (tuple(sequence.token_ids[i * size : (i + 1) * size]) for i in range(start, end))
+        )
+        block_ids = [self._take() for _ in run]
+        for block_id, data in zip(block_ids, run, strict=True):
+            tiers.load(block_id, data)
+        return block_ids
 
     def _release(self, block_id: int) -> None:
         self.pool.release(block_id, keep=block_id in self.prefix_cache)

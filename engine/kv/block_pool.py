@@ -12,7 +12,7 @@ A block is in exactly one state:
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -120,6 +120,22 @@ class BlockPool:
             order.append(block.block_id)
             block = block.next
         return order
+
+    def idle_newest_first(self) -> Iterator[int]:
+        """The reverse of `idle_order`, one by one."""
+        block = self._idle.previous
+        while block is not self._idle:
+            yield block.block_id
+            block = block.previous
+
+    def next_cached(self, count: int) -> list[int]:
+        """Those of the next `count` blocks that `take` would hand out whose content would be lost. O(count)."""
+        blocks, block = [], self._idle.next
+        for _ in range(count if self.num_free < count else 0):
+            if block.is_cached:
+                blocks.append(block.block_id)
+            block = block.next
+        return blocks
 
     def states(self) -> bytes:
         """One byte a block in physical order: 0 free, 1 cached, 2 used."""

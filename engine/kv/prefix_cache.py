@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from pagedd.engine.kv.stored_block import StoredBlock, next_block, root_key
+
 DIGEST_BYTES = 16
 
 Extras = tuple[tuple[str, str], ...]
@@ -32,6 +34,7 @@ class CachedBlock:
         extras: what the chain's root covers beside the namespace: caller, salt, adapter.
         children: the indexed blocks that continue it, by their block id.
         num_hits: sequences that started with it.
+        stored: the same content as the tiers name it, once that has been asked for.
     """
 
     digest: bytes
@@ -41,6 +44,7 @@ class CachedBlock:
     extras: Extras = ()
     children: "dict[int, CachedBlock]" = field(default_factory=dict)
     num_hits: int = 0
+    stored: StoredBlock | None = None
 
 
 class PrefixCache:
@@ -68,12 +72,8 @@ class PrefixCache:
         return block_id in self._by_block
 
     def root_digest(self, extras: Sequence[tuple[str, str]]) -> bytes:
-        """Start of a chain. Tags and values are length-prefixed: `("salt", "A")` never equals `("adapter", "A")`."""
-        parts = []
-        for text in (text for pair in (*self._namespace, *extras) for text in pair):
-            encoded = text.encode()
-            parts.append(len(encoded).to_bytes(4, "little") + encoded)
-        return self._hasher(b"".join(parts))
+        """Start of a chain."""
+        return self._hasher(self._root(extras))
 
     def block_digest(self, parent_digest: bytes, token_ids: Sequence[int]) -> bytes:
         """Digest of one full block behind `parent_digest`."""
@@ -93,6 +93,23 @@ class PrefixCache:
     def under(self, digest: bytes) -> CachedBlock | None:
         """The entry of that digest, whatever precedes it."""
         return self._by_digest.get(digest)
+
+    def stored_block(self, entry: CachedBlock) -> StoredBlock:
+        """What `entry` holds, as the tiers name it."""
+        unnamed = [entry]
+        while unnamed[-1].stored is None and (parent := unnamed[-1].parent) is not None:
+            unnamed.append(parent)
+        stored = unnamed[-1].stored
+        key = stored.key if stored is not None else self.root_key(entry.extras)
+        for each in reversed(unnamed):
+            each.stored = each.stored or next_block(key, each.token_ids)
+            key = each.stored.key
+        assert entry.stored is not None
+        return entry.stored
+
+    def root_key(self, extras: Sequence[tuple[str, str]]) -> bytes:
+        """Start of a chain of keys, see `stored_block.py`."""
+        return root_key(self._root(extras))
 
     def note_hit(self, run: Sequence[CachedBlock]) -> None:
         """A sequence starts with the blocks of `run`."""
@@ -137,6 +154,14 @@ class PrefixCache:
         self._by_digest.clear()
         self._by_block.clear()
         self.roots.clear()
+
+    def _root(self, extras: Sequence[tuple[str, str]]) -> bytes:
+        """Tags and values are length-prefixed: `("salt", "A")` never equals `("adapter", "A")`."""
+        parts = []
+        for text in (text for pair in (*self._namespace, *extras) for text in pair):
+            encoded = text.encode()
+            parts.append(len(encoded).to_bytes(4, "little") + encoded)
+        return b"".join(parts)
 
     def _siblings(self, entry: CachedBlock) -> dict[int, CachedBlock]:
         return self.roots if entry.parent is None else entry.parent.children

@@ -5,6 +5,7 @@ Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel 
 """
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,17 @@ import torch
 
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.open_pages import OpenPages
+from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy
 from pagedd.engine.model.config import ModelConfig
 from pagedd.engine.staging import to_device
 from pagedd.kernels.kv_form import KVForm
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 
 log = logging.getLogger(__name__)
+
+# Raised whenever the bytes of a block come to mean something else, or are computed in another way: blocks on the disk
+# outlive the program that wrote them.
+LAYOUT_VERSION = 2
 
 
 class KVStorage:
@@ -55,8 +61,11 @@ class KVStorage:
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
             ) from error
         key_bytes = num_blocks * config.num_kv_heads * form.record_bytes(0, block_size, config.head_dim)
+        parts = (self.data[:, :key_bytes], self.data[:, key_bytes:])
+        # Keys and values as bytes: [num_layers, num_blocks, bytes of one block in one plane] each
+        self._bytes = [part.view(config.num_layers, num_blocks, -1) for part in parts]
         outer = (config.num_layers, num_blocks, config.num_kv_heads)
-        keys, values = self.data[:, :key_bytes].view(*outer, -1), self.data[:, key_bytes:].view(*outer, -1)
+        keys, values = (part.view(*outer, -1) for part in parts)
         if form.dtype is not None:
             row = (block_size, config.head_dim)
             keys, values = (part.view(form.dtype).view(*outer, *row) for part in (keys, values))
@@ -102,6 +111,42 @@ class KVStorage:
             _copy(plane, pairs)
         pages = ((self.open_pages.find(source), destination) for source, destination in pairs)
         _copy(self.open_keys, [(page, self.open_pages.open(block)) for page, block in pages if page is not None])
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block as it is read and written: its keys in all layers, then its values."""
+        return sum(plane[:, 0].numel() for plane in self._bytes)
+
+    def read_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies whole blocks, which are full, to host memory of `block_bytes` each.
+
+        On a GPU in the current stream, and without waiting if the memory is pinned. On a CPU by numpy: torch would
+        share each of these small copies among its threads, and wait for them.
+        """
+        for block_id, memory in copies:
+            for pool, host in self._parts(block_id, memory):
+                _copy_bytes(pool, host)
+
+    def write_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """The reverse of `read_blocks`."""
+        for block_id, memory in copies:
+            for pool, host in self._parts(block_id, memory):
+                _copy_bytes(host, pool)
+
+    def _parts(self, block_id: int, memory: BlockBytes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A block's keys in the pool and in host memory, then its values: [num_layers, bytes]."""
+        host, start = torch.frombuffer(memory, dtype=torch.uint8), 0
+        for plane in self._bytes:
+            pool = plane[:, block_id]
+            yield pool, host[start : start + pool.numel()].view(pool.shape)
+            start += pool.numel()
+
+
+def _copy_bytes(source: torch.Tensor, to: torch.Tensor) -> None:
+    if source.is_cpu and to.is_cpu:
+        to.numpy()[:] = source.numpy()
+    else:
+        to.copy_(source, non_blocking=True)
 
 
 def _copy(layers: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
@@ -164,6 +209,21 @@ def pool_of(num_blocks: int, bytes_per_block: int, block_size: int, max_model_le
     """The figures of a pool of exactly so many blocks."""
     blocks_per_request = -(-max_model_len // block_size)
     return PoolSize(num_blocks, num_blocks * block_size, num_blocks * bytes_per_block, num_blocks / blocks_per_request)
+
+
+def host_memory(num_bytes: int, device: torch.device) -> memoryview:
+    """Memory of the host, pinned where `device` is a GPU. Not cleared: a page costs nothing until it is first written.
+
+    Raises:
+        EngineError: `no_kv_memory` when the host cannot give so much.
+    """
+    try:
+        memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    except RuntimeError as error:
+        raise EngineError(
+            "no_kv_memory", f"kv_host_gib needs {_gib(num_bytes)}, and the host cannot give them; lower it"
+        ) from error
+    return memory.numpy().data
 
 
 def free_bytes(device: torch.device) -> int:

@@ -143,7 +143,15 @@ class FakeEngine:
     def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
         return (1, 0) if digest == b"d" * 16 else None
 
-    def check_when_idle(self) -> None:
+    idle_work_due_s = None
+
+    def after_step(self) -> None:
+        pass
+
+    def check_when_idle(self) -> bool:
+        return False
+
+    def close(self, limit_s: float) -> None:
         pass
 
 

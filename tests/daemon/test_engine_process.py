@@ -1,6 +1,6 @@
 """The loop around the engine, with a link and an engine that a test scripts. Processes: `test_engine_host.py`."""
 
-from pagedd.daemon.engine_link import Abort, Add, Exit, FromEngine, StepDone, ToEngine
+from pagedd.daemon.engine_link import Abort, Add, Exit, FromEngine, Idle, StepDone, ToEngine
 from pagedd.daemon.engine_process import serve
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
@@ -51,3 +51,43 @@ def test_an_abort_without_a_step_after_it_is_told_once() -> None:
     serve(link, engine)  # type: ignore[arg-type]
     assert [message.outputs for message in link.sent if isinstance(message, StepDone)] == [[]]
     assert engine.checks == [0]
+
+
+class EngineWithIdleWork(FakeEngine):
+    """Has something to do once it has rested for 1.5 s, in two pieces, and then never again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.num_pieces = 2
+
+    @property
+    def idle_work_due_s(self) -> float | None:  # type: ignore[override]
+        return max(0.0, 1.5 - self.now_s) if self.num_pieces else None
+
+    def check_when_idle(self) -> bool:
+        is_due = self.idle_work_due_s == 0
+        self.num_pieces -= is_due
+        return is_due
+
+
+class PatientLink(ScriptedLink):
+    """Time passes while it is waited on, and nothing comes before the engine has done what it had to."""
+
+    def __init__(self, engine: EngineWithIdleWork) -> None:
+        super().__init__(Exit())
+        self.engine = engine
+        self.waits_ms: list[int] = []
+
+    def receive(self, timeout_ms: int = -1) -> ToEngine | None:
+        self.waits_ms.append(timeout_ms)
+        self.engine.now_s += timeout_ms / 1000
+        return self.messages.pop(0) if timeout_ms and not self.engine.num_pieces else None
+
+
+def test_idle_work_is_done_when_it_is_due_and_told() -> None:
+    engine = EngineWithIdleWork()
+    link = PatientLink(engine)
+    serve(link, engine)  # type: ignore[arg-type]
+    assert link.waits_ms == [1000, 500, 0, 1000]
+    assert [type(message) for message in link.sent] == [Idle, StepDone, StepDone]

@@ -13,6 +13,7 @@ from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
 from pagedd.daemon.service import Service
 from pagedd.engine.request import SequenceOutput
+from pagedd.engine.stats import TierStats
 
 from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
 
@@ -67,6 +68,24 @@ async def test_after_one_request_every_name_is_there(service: Service, host: Scr
     host.stats = engine_stats(num_blocks_used=2, num_live_tokens=24, step_seconds={"forward": 0.5})
     await run(service, sampling=Sampling(max_tokens=3))
     assert {name for name, _ in scrape(service.metrics)} >= NAMES
+
+
+async def test_the_figures_of_tiers_have_their_name_and_go_on_counting_with_the_next_engine(
+    service: Service, host: ScriptedHost
+) -> None:
+    tiers = {"host": TierStats(num_blocks=3, hits_total=5), "disk": TierStats(hits_total=7, read_seconds_total=0.5)}
+    host.stats = engine_stats(kv_tiers=tiers)
+    samples = scrape(service.metrics)
+    assert samples["pagedd:kv_tier_blocks", (("tier", "host"),)] == 3
+    assert samples["pagedd:kv_tier_hits_total", (("tier", "disk"),)] == 7
+    host.on_lost("ended")
+    host.stats = engine_stats(kv_tiers={"host": TierStats(hits_total=1), "disk": TierStats(read_seconds_total=0.25)})
+    samples = scrape(service.metrics)
+    assert samples["pagedd:kv_tier_hits_total", (("tier", "host"),)] == 6
+    assert samples["pagedd:kv_tier_hits_total", (("tier", "disk"),)] == 7
+    assert samples["pagedd:kv_tier_read_seconds_total", (("tier", "disk"),)] == 0.75
+    host.stats = engine_stats()
+    assert not [name for name, _ in scrape(service.metrics) if "kv_tier" in name]
 
 
 async def test_every_sample_names_the_model(service: Service) -> None:

@@ -68,13 +68,13 @@ SYSTEM = "You are a careful clerk. You count every block and every token, and yo
 
 
 def metrics(daemon: RunningDaemon) -> dict[str, float]:
-    """Every sample of `/metrics` by its name; of those with a state or a part by NAME/STATE."""
+    """Every sample of `/metrics` by its name; of those with a state, part or tier by NAME/STATE."""
     status, text = daemon.get("/metrics")
     assert status == 200
     samples = {}
     for line in text.splitlines():
         if match := re.fullmatch(r"([\w:]+)(\{.*\})? (\S+)", line):
-            label = re.search(r'(?:state|part)="(\w+)"', match[2] or "")
+            label = re.search(r'(?:state|part|tier)="(\w+)"', match[2] or "")
             samples[match[1] + (f"/{label[1]}" if label else "")] = float(match[3])
     return samples
 

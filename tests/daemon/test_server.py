@@ -243,3 +243,26 @@ def test_the_front_of_a_serving_daemon_maps_no_torch_and_its_engine_does(serving
     maps = Path(f"/proc/{serving_daemon.process.pid}/maps").read_text()
     assert "torch" not in maps
     assert "torch" in Path(f"/proc/{engine_of(serving_daemon).pid}/maps").read_text()
+
+
+def test_a_hangup_reads_quotas_and_log_level_anew_and_a_wrong_file_changes_nothing(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "pagedd.toml"
+    file.write_text("max_num_seqs = 4\n")
+    daemon = start_daemon("--config", str(file), fake_engine=True).wait_ready()
+
+    def reload(text: str, says: str) -> None:
+        file.write_text(text)
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_until(lambda daemon: says in daemon.log)
+
+    assert completion(daemon, [5])[0] == 200
+    reload("max_num_seqs = 8\n[quota]\nkv_share = 0.0001\n", "a restart is needed for: max_num_seqs")
+    assert completion(daemon, [5])[0] == 400
+    reload("max_num_seqs = 4\n[quota]\nkv_shore = 1\n", "did you mean quota.kv_share?")
+    assert completion(daemon, [5])[0] == 400
+    reload('max_num_seqs = 4\nlog_level = "debug"\n', "reloaded: log_level, quota")
+    assert completion(daemon, [5])[0] == 200
+    assert "READY=1" in daemon.notified()
+    assert daemon.stop() == 0

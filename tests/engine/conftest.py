@@ -2,13 +2,21 @@
 
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.copy_costs import CopyCosts
+from pagedd.engine.kv.disk_segment import SegmentForm
+from pagedd.engine.kv.disk_tier import DiskTier
+from pagedd.engine.kv.disk_writer import DiskWriter
+from pagedd.engine.kv.host_tier import HostTier
 from pagedd.engine.kv.open_pages import OpenPages, num_pages_for
 from pagedd.engine.kv.prefix_cache import Hasher, blake2b_digest
+from pagedd.engine.kv.stored_block import BlockCopy
+from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
@@ -38,9 +46,29 @@ class TokenRunner(Runner):
         super().__init__()
         self.num_computed = 0
         self.copied: list[tuple[int, int]] = []  # every block copy so far
+        self.num_loaded = 0
+
+    def save_blocks(self, copies: list[BlockCopy]) -> None:
+        """A byte a slot, as `read_block`."""
+        for block_id, memory in copies:
+            memory[:] = self.read_block(block_id)
+
+    def read_block(self, block_id: int) -> bytearray:
+        slots = self.slots[block_id * self.block_size : (block_id + 1) * self.block_size]
+        return bytearray(255 if slot is None else slot for slot in slots)
+
+    def load_blocks(self, copies: list[BlockCopy]) -> None:
+        for block_id, memory in copies:
+            self.slots[block_id * self.block_size : (block_id + 1) * self.block_size] = memory
+            self.closed[block_id] = list(memory)
+            self.num_loaded += 1
 
     def run(self, step: Step) -> list[Sampled]:
         size = self.block_size
+        self.save_blocks(step.block_saves)
+        step.block_saves.clear()
+        self.load_blocks(step.block_loads)
+        step.block_loads.clear()
         for source, target in step.block_copies:
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         self.copied += step.block_copies
@@ -89,7 +117,12 @@ class TokenRunner(Runner):
 
 
 class Bench:
-    """A scheduler on the arithmetic model, with a clock that only the test moves."""
+    """A scheduler on the arithmetic model, with a clock that only the test moves.
+
+    Args:
+        host_slots: blocks that the host tier has room for.
+        disk: directory of a disk tier, with room for about `disk_blocks`.
+    """
 
     def __init__(
         self,
@@ -100,6 +133,10 @@ class Bench:
         max_num_batched_tokens: int = 64,
         max_model_len: int = 64,
         hasher: Hasher = blake2b_digest,
+        host_slots: int = 0,
+        disk: Path | None = None,
+        disk_blocks: int = 1000,
+        lookahead: int = 0,
         **settings: object,
     ) -> None:
         config = SchedulerConfig(
@@ -119,11 +156,17 @@ class Bench:
             runs_ahead=False,
         )
         self.runner = TokenRunner(num_blocks, block_size, num_pages)
+        # A block's bytes are its token ids.
+        form = SegmentForm(bytes(32), block_size, block_size)
+        self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form)
+        host = HostTier(memoryview(bytearray(host_slots * block_size)), block_size) if host_slots else None
+        self.tiers = Tiers(host, self.disk, CopyCosts(block_size), lookahead=lookahead)
         self.blocks = BlockManager(
             num_blocks,
             block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             hasher=hasher,
+            tiers=self.tiers if host or self.disk else None,
             clock=lambda: self.now,
             open_pages=self.runner.open_pages,
         )
@@ -152,8 +195,16 @@ class Bench:
             self.tokens.setdefault(key, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 self.finished[key] = output
+        self.runner.save_blocks(self.blocks.saves_between_steps())
         self.scheduler.check_integrity()
         return step
+
+    def write_to_disk(self) -> None:
+        """What an engine does when it is idle for long, or told to end."""
+        assert self.disk is not None
+        writer = DiskWriter(self.blocks, self.tiers, self.disk, self.runner, lambda: self.now)
+        writer.note_step()
+        writer.write_all(60)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is live."""

@@ -8,6 +8,7 @@ import pytest
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine
 from pagedd.engine.engine import Engine
+from pagedd.engine.kv.stored_block import BlockCopy
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import PENDING, Sequence
@@ -23,6 +24,8 @@ class Launched:
     device: "LateRunner"
     items: list[tuple[Sequence, int, list[int], list[int], list[int]]]  # start, token ids, block table, choices
     copies: list[tuple[int, int]]
+    saves: list[BlockCopy]
+    loads: list[BlockCopy]
     sampled: list[Sampled] | None = None
     fault: Exception | None = None
     has_failed: bool = False
@@ -53,10 +56,17 @@ class LateRunner(TokenRunner):
         self._drawn: dict[Sequence, int] = {}
 
     def launch(self, step: Step) -> LaunchedStep:
-        launched = Launched(self, [self._told(item) for item in step.scheduled], list(step.block_copies))
-        step.block_copies.clear()
+        launched = Launched(self, [self._told(item) for item in step.scheduled], [], [], [])
         launched.fault = self.launch_faults.pop() if self.launch_faults else None
         launched.has_failed = launched.fault is not None
+        if not launched.has_failed:
+            for told, copies in (
+                (launched.copies, step.block_copies),
+                (launched.saves, step.block_saves),
+                (launched.loads, step.block_loads),
+            ):
+                told += copies
+                copies.clear()
         self.on_its_way.append(launched)
         self.most_on_its_way = max(self.most_on_its_way, len(self.on_its_way))
         return launched
@@ -65,6 +75,7 @@ class LateRunner(TokenRunner):
         while last in self.on_its_way:
             launched = self.on_its_way.pop(0)
             size = self.block_size
+            self._copy(launched)
             for source, target in launched.copies:
                 self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
             if self.result_faults:
@@ -73,6 +84,17 @@ class LateRunner(TokenRunner):
                 launched.sampled = self._compute(launched)
             else:
                 self._drawn = {}
+
+    def _copy(self, launched: Launched) -> None:
+        super().save_blocks(launched.saves)
+        self.load_blocks(launched.loads)
+        launched.saves, launched.loads = [], []
+
+    def save_blocks(self, copies: list[BlockCopy]) -> None:
+        """As on a GPU: in a stream of its own, which waits only for the copies of what was launched before."""
+        for launched in self.on_its_way:
+            self._copy(launched)
+        super().save_blocks(copies)
 
     @staticmethod
     def _told(item: ScheduledSequence) -> tuple[Sequence, int, list[int], list[int], list[int]]:
@@ -114,6 +136,7 @@ class Ahead:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 self.reasons[output.request_id] = output.finish_reason
+        self.engine.after_step()
         pool = self.bench.blocks.pool
         for launched in self.device.on_its_way:
             assert all(pool.ref_count(block) for block in launched.blocks), "a launched step's block is in the pool"
@@ -147,10 +170,17 @@ def test_no_step_is_launched_for_sequences_that_are_certain_to_end() -> None:
     assert not ahead.engine.has_work
 
 
+@pytest.mark.parametrize("host_slots", [0, 3, 20])
 @pytest.mark.parametrize("seed", range(30))
-def test_answers_equal_those_of_an_engine_that_waits(seed: int) -> None:
+def test_answers_equal_those_of_an_engine_that_waits(seed: int, host_slots: int) -> None:
     draw = random.Random(seed)
-    ahead = Ahead(num_blocks=draw.choice([8, 12, 40]), max_num_seqs=draw.choice([2, 5]), max_num_batched_tokens=12)
+    ahead = Ahead(
+        num_blocks=draw.choice([8, 12, 40]),
+        max_num_seqs=draw.choice([2, 5]),
+        max_num_batched_tokens=12,
+        host_slots=host_slots,
+        lookahead=draw.choice([0, 4]),
+    )
     wanted: dict[str, list[int]] = {}
     for number in range(24):
         name, prompt = str(number), [draw.randrange(3) for _ in range(draw.randint(1, 14))]
@@ -158,6 +188,8 @@ def test_answers_equal_those_of_an_engine_that_waits(seed: int) -> None:
         ahead.add(name, prompt, max_tokens, priority=draw.choice([-50, 0, 50]), stop_token_ids=stops)
         wanted[name] = until_stop(prompt, max_tokens, stops)
         ahead.bench.now += draw.random()
+        if draw.random() < 0.1:
+            draw.choice([ahead.device.launch_faults, ahead.device.result_faults]).append(RuntimeError("kernel"))
         for _ in range(draw.randint(0, 3)):
             ahead.step()
         if draw.random() < 0.2:

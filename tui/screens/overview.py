@@ -8,6 +8,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widget import Widget
 
 from pagedd.tui.line import Line
+from pagedd.tui.renderables.advice import advice_words
 from pagedd.tui.renderables.batch import batch_lines, batch_row
 from pagedd.tui.renderables.cache import cache_bar, cache_figures
 from pagedd.tui.renderables.footer import Hint
@@ -97,6 +98,7 @@ class Overview(ActingView):
         figures = self.query_one("#figures", Pane)
         lines: list[Line] = [cache_bar(state, figures.size.width, glyphs)]
         figures.show([*lines, *cache_figures(state, figures.size.width, glyphs)])
+        self.query_one("#cache", Vertical).border_subtitle = advice_words(state)
         requests = self.query_one(RequestList)
         requests.show_state(state)
         self._draw_map()

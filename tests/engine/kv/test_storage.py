@@ -5,7 +5,7 @@ import torch
 
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv import storage
-from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
+from pagedd.engine.kv.storage import KVStorage, free_bytes, host_memory, pool_of, size_pool
 from pagedd.engine.model.config import ModelConfig
 from pagedd.kernels.kv_form import FORMS
 
@@ -93,6 +93,19 @@ def test_block_copies_reach_every_layer_and_touch_nothing_else() -> None:
     kv.copy_blocks([(0, 3), (1, 5), (0, 4)])
     for index in range(3):
         assert torch.equal(kv.layer(index), before[index][:, [0, 1, 2, 0, 0, 1]])
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_block_that_is_read_and_written_elsewhere_is_the_same_in_every_layer_and_form(form) -> None:
+    kv = KVStorage(CONFIG, num_blocks=5, block_size=4, form=form, device=CPU)
+    kv.data.random_(256)
+    before = [plane.view(torch.uint8).clone() for plane in kv.planes]
+    memory = host_memory(kv.block_bytes, CPU)
+    assert kv.block_bytes == KVStorage.bytes_per_block(CONFIG, form, 4)
+    kv.read_blocks([(1, memory)])
+    kv.write_blocks([(4, memory), (0, bytearray(memory))])
+    for plane, was in zip(kv.planes, before, strict=True):
+        assert torch.equal(plane.view(torch.uint8), was[:, [1, 1, 2, 3, 1]])
 
 
 def test_no_copies_is_nothing_to_do() -> None:

@@ -1,0 +1,143 @@
+"""`pagedd tune`: flags, time, what is printed, and what is written.
+
+Owns the terminal's side. What is tried is `tuning.py`'s, how is `trial.py`'s.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pagedd.client.endpoints import client_endpoints
+from pagedd.client.errors import PageddError
+from pagedd.client.sync import Client
+from pagedd.daemon.config import DEFAULT_FILE, load_config
+from pagedd.daemon.tune.load import read_log, synthetic_load
+from pagedd.daemon.tune.settings_file import merge, write_settings
+from pagedd.daemon.tune.trial import Trial, TrialResult, run_trial
+from pagedd.daemon.tune.tuning import Tried, Tuning
+from pagedd.engine.config import EngineConfig
+
+# A trial beyond its own time: loading the model, and what it checks.
+_LOAD_S = 300.0
+_NUM_TRIALS = 16
+
+
+def tune(argv: list[str], report: Callable[[str], None]) -> int:
+    """Tries settings on engines of its own and prints what each is worth; every other flag is the daemon's.
+
+    Raises `PageddError`: `already_running` beside a daemon that answers, or what reading settings and models raises.
+    """
+    options, flags = _parser().parse_known_args(argv)
+    loaded = load_config(flags, program="pagedd tune").config
+    if not options.anyway:
+        _refuse_beside_a_daemon(loaded.runtime_dir)
+    load = read_log(options.load) if options.load is not None else synthetic_load()
+    if options.load is not None and not any(entry.prompt_token_ids for entry in load):
+        report("the log has lengths alone, so nothing is shared: what prefix caching brings cannot be seen")
+    from pagedd.daemon.models import pull_model
+
+    config = loaded.to_engine_config(str(pull_model(loaded.model, report=report)))
+    deadline_s = time.monotonic() + options.seconds
+    per_trial_s = max(1.0, options.seconds / _NUM_TRIALS - 3.0)
+    num_users = options.users or 2 * config.max_num_seqs
+
+    def attempt(candidate: EngineConfig, texts: list[list[int]] | None) -> TrialResult:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        trial = Trial(
+            config=candidate,
+            load=load,
+            num_users=num_users,
+            seconds=per_trial_s * 2 / 3,
+            warmup_s=per_trial_s / 3,
+            texts=texts,
+        )
+        return run_trial(trial, timeout_s=_LOAD_S if candidate is config else max(5.0, left_s))
+
+    tuning = Tuning(config, attempt, is_gpu=_has_gpu(config.device))
+    report(f"{config.model}: {num_users} users, about {per_trial_s:.0f} s a trial, {options.seconds:.0f} s in all")
+    print(_line("step", "setting", "tokens/s", "first token", "gain", ""), flush=True)
+    try:
+        for tried in tuning.run():
+            print(_tried(tried), flush=True)
+            if not tried.changed and tried.result.error:
+                raise PageddError("engine_failed", f"the settings as they are cannot be tried: {tried.result.error}")
+    except TimeoutError:
+        report(f"{options.seconds:.0f} s are over; what was found until then holds (--seconds for more)")
+    _conclude(tuning.changes, options.out, options.write, Path(options.settings_file or DEFAULT_FILE), report)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pagedd tune",
+        allow_abbrev=False,
+        description="Try settings on the model and a load, in the order in which they matter; all other flags are the "
+        "daemon's (pagedd --help).",
+    )
+    parser.add_argument("--load", type=Path, metavar="FILE", help="a log of requests, JSON lines [a synthetic chat]")
+    parser.add_argument("--users", type=int, metavar="N", help="who ask at once [two a seat]")
+    parser.add_argument("--seconds", type=float, default=180.0, help="for all trials together [%(default)s]")
+    parser.add_argument("--write", action="store_true", help="put what was found into the settings file")
+    parser.add_argument("--settings-file", metavar="FILE", help=f"the file that --write changes [{DEFAULT_FILE}]")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write what was found, alone, to this file")
+    parser.add_argument("--anyway", action="store_true", help="also beside a daemon that is running")
+    return parser
+
+
+def _refuse_beside_a_daemon(runtime_dir: Path | None) -> None:
+    endpoints = client_endpoints(None if runtime_dir is None else str(runtime_dir))
+    try:
+        with Client(endpoints.directory) as client:
+            client.ping()
+    except PageddError:
+        return
+    raise PageddError(
+        "already_running",
+        f"a daemon serves {endpoints.directory} and would share the device; stop it, or pass --anyway",
+    )
+
+
+def _has_gpu(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and os.path.exists("/dev/nvidiactl"))
+
+
+def _conclude(
+    changes: dict[str, Any], out: Path | None, write: bool, settings_file: Path, report: Callable[[str], None]
+) -> None:
+    if not changes:
+        print("\nnothing tried is better than the settings as they are")
+        return
+    found = merge("", changes)
+    print(f"\n{found}", end="", flush=True)
+    if out is not None:
+        write_settings(out, found)
+        report(f"written to {out}")
+    if write:
+        text = settings_file.read_text(encoding="utf-8") if settings_file.exists() else ""
+        write_settings(settings_file, merge(text, changes))
+        report(f"{settings_file} is changed; restart the daemon to use it")
+
+
+def _tried(tried: Tried) -> str:
+    result = tried.result
+    setting = ", ".join(f"{name} = {_shown(value)}" for name, value in tried.changed.items())
+    gain = "" if tried.gain is None else f"{100 * (tried.gain - 1):+.0f} %"
+    mark = "kept" if tried.is_kept and tried.changed else ""
+    if result.error:
+        return _line(tried.step, setting, "-", "-", "", result.error)
+    first = "-" if result.first_token_s is None else f"{1e3 * result.first_token_s:.0f} ms"
+    notes = ", ".join(note for note in (mark, tried.note) if note)
+    return _line(tried.step, setting, f"{result.output_tokens_per_s:.0f}", first, gain, notes)
+
+
+def _line(step: str, setting: str, rate: str, first_token: str, gain: str, notes: str) -> str:
+    return f"{step:<15} {setting:<32} {rate:>9} {first_token:>12} {gain:>7}  {notes}".rstrip()
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,153 @@
+"""The order of advice: prefix caching, block size, memory share, seats, then the form of the KV cache by accuracy.
+
+Each step tries a few values beside the one that holds and keeps the best, if it is better by more than chance. Pure but
+for the trials it asks for, so that tests decide what comes of them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagedd.daemon.advice import AGREEMENT_BARS
+from pagedd.daemon.tune.agreement import agreement
+from pagedd.daemon.tune.trial import TrialResult
+from pagedd.engine.config import EngineConfig
+
+# Two rounds of the same settings differ by so much.
+LEAST_GAIN = 1.03
+BLOCK_SIZES = (8, 16, 32)
+# Above this a pool is the limit; below, more memory changes nothing.
+FULL_POOL = 0.85
+DEFAULT_SHARE = {True: 0.9, False: 0.3}  # by whether it is a GPU
+SHARES = {True: (0.95,), False: (0.5, 0.7)}
+QUANTIZED = ("int8", "fp8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One trial. `gain` is its output tokens/s over those of what held before; None when it could not be had."""
+
+    step: str
+    changed: dict[str, Any]
+    result: TrialResult
+    gain: float | None
+    note: str = ""
+    is_kept: bool = False
+
+
+Try = Callable[[EngineConfig, "list[list[int]] | None"], TrialResult]
+
+
+class Tuning:
+    """Settings that get better from step to step.
+
+    Attributes:
+        config: the best so far.
+        changes: what differs from the settings at the start.
+    """
+
+    def __init__(self, config: EngineConfig, attempt: Try, *, is_gpu: bool) -> None:
+        self.config = config
+        self.changes: dict[str, Any] = {}
+        self._attempt = attempt
+        self._is_gpu = is_gpu
+        self._best = TrialResult()
+
+    def run(self) -> Iterator[Tried]:
+        """Every trial as it is done. Whoever stops listening keeps what was found until then."""
+        self._best = self._attempt(self.config, None)
+        yield Tried("as configured", {}, self._best, None, note=self._best.error, is_kept=True)
+        if self._best.error:
+            return
+        yield from self._step("prefix caching", self._others("enable_prefix_caching", (True, False)))
+        yield from self._step("block size", self._others("block_size", BLOCK_SIZES))
+        if self._best.kv_usage >= FULL_POOL or self._best.preemptions_per_s:
+            share = self.config.gpu_memory_utilization or DEFAULT_SHARE[self._is_gpu]
+            larger = [value for value in SHARES[self._is_gpu] if value > share and self.config.num_blocks is None]
+            yield from self._step("memory share", [{"gpu_memory_utilization": value} for value in larger])
+        yield from self._seats()
+        yield from self._kv_form()
+
+    def _step(self, name: str, options: list[dict[str, Any]]) -> Iterator[Tried]:
+        before, best, kept = self._best, self._best, None
+        tried = []
+        for changed in options:
+            result = self._attempt(replace(self.config, **changed), None)
+            tried.append(Tried(name, changed, result, _gain(result, before), result.error))
+            if not result.error and result.output_tokens_per_s > best.output_tokens_per_s:
+                best, kept = result, changed
+        if kept is not None and not self._wins_again(kept, best):
+            kept = None
+        for one in tried:
+            yield replace(one, is_kept=one.changed == kept)
+
+    def _wins_again(self, changed: dict[str, Any], result: TrialResult) -> bool:
+        """Keeps `changed` if it is better in a second comparison as well, side by side: machines have moods."""
+        if result.output_tokens_per_s < LEAST_GAIN * self._best.output_tokens_per_s:
+            return False
+        held = self._attempt(self.config, None)
+        again = self._attempt(replace(self.config, **changed), None)
+        if again.error or again.output_tokens_per_s < LEAST_GAIN * held.output_tokens_per_s:
+            self._best = held if not held.error else self._best
+            return False
+        self._keep(changed, again)
+        return True
+
+    def _seats(self) -> Iterator[Tried]:
+        """Doubled as long as that brings more; halved when it brings nothing."""
+        has_grown = False
+        while True:
+            before = self.config.max_num_seqs
+            yield from self._step("seats", [self._with_seats(2 * before)])
+            if self.config.max_num_seqs == before:
+                break
+            has_grown = True
+        if not has_grown and before > 1:
+            yield from self._step("seats", [self._with_seats(before // 2)])
+
+    def _with_seats(self, seats: int) -> dict[str, Any]:
+        changed: dict[str, Any] = {"max_num_seqs": seats}
+        if seats > self._best.max_num_batched_tokens:
+            changed["max_num_batched_tokens"] = seats
+        return changed
+
+    def _kv_form(self) -> Iterator[Tried]:
+        """A quantized form must choose as the 16-bit one does, and be quicker than what holds."""
+        reference = self._attempt(replace(self.config, kv_cache_dtype="bf16"), [])
+        gain = _gain(reference, self._best)
+        held = self._best.kv_cache_dtype
+        yield Tried("KV form", {"kv_cache_dtype": "bf16"}, reference, gain, reference.error or "the reference")
+        if reference.error or reference.choices is None:
+            return
+        agreements: dict[str, float] = {"bf16": 1.0}
+        results = {"bf16": reference, held: self._best}
+        for form in QUANTIZED:
+            result = self._attempt(replace(self.config, kv_cache_dtype=form), reference.texts)
+            if result.error or result.choices is None:
+                yield Tried("KV form", {"kv_cache_dtype": form}, result, None, result.error)
+                continue
+            agreements[form], results[form] = agreement(result.choices, reference.choices), result
+            note = f"{100 * agreements[form]:.1f} % as 16 bits, {100 * AGREEMENT_BARS[form]:.0f} % wanted"
+            yield Tried("KV form", {"kv_cache_dtype": form}, result, _gain(result, self._best), note)
+        good = [form for form, value in agreements.items() if value >= AGREEMENT_BARS.get(form, 0.0)]
+        best = max(good, key=lambda form: results[form].output_tokens_per_s)
+        is_bad = held not in good and held in agreements
+        if is_bad or results[best].output_tokens_per_s >= LEAST_GAIN * self._best.output_tokens_per_s:
+            changed = {"kv_cache_dtype": best}
+            gain = _gain(results[best], self._best)
+            self._keep(changed, results[best])
+            yield Tried("KV form", changed, results[best], gain, "chosen", is_kept=True)
+
+    def _others(self, name: str, values: tuple[Any, ...]) -> list[dict[str, Any]]:
+        return [{name: value} for value in values if value != getattr(self.config, name)]
+
+    def _keep(self, changed: dict[str, Any], result: TrialResult) -> None:
+        self.config = replace(self.config, **changed)
+        self.changes |= changed
+        self._best = result
+
+
+def _gain(result: TrialResult, before: TrialResult) -> float | None:
+    if result.error or not before.output_tokens_per_s:
+        return None
+    return result.output_tokens_per_s / before.output_tokens_per_s

@@ -1,0 +1,188 @@
+"""KV blocks on the disk, so that prefixes outlive the engine: an index in memory, files that are read on a hit.
+
+Owns one directory, which one process uses at a time, and keeps it within its size: whole files go, least recently used
+first, whichever model they are of. What is torn, foreign or of a later version is ignored with a line in the log. When
+the disk is full, nothing more is written until there is room, and what is there is served. `disk_segment.py` has the
+files, `disk_writer.py` decides what is written and when. No torch.
+"""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from pagedd.engine.kv.disk_segment import (
+    SUFFIX,
+    UNFINISHED_SUFFIX,
+    Segment,
+    SegmentForm,
+    UnusableSegment,
+    read_segment,
+    write_segment,
+)
+from pagedd.engine.kv.stored_block import BlockBytes, StoredBlock, descendants
+from pagedd.engine.stats import TierStats
+
+log = logging.getLogger(__name__)
+
+
+class DirectoryInUse(Exception):
+    """Another process has the directory."""
+
+
+class DiskTier:
+    """The files of one directory, at most `max_bytes` of them.
+
+    Raises `DirectoryInUse`, or `OSError` when the directory cannot be made or read.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int, form: SegmentForm) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _lock(directory)
+        self.figures = TierStats(max_bytes=max_bytes)
+        self.form = form
+        self._directory = directory
+        self._places: dict[bytes, tuple[Segment, int]] = {}
+        self._file_bytes: dict[Path, int] = {}  # least recently used first; those that are ignored as well
+        self._num_bytes = 0  # of all of them
+        self._is_writable = True
+        try:
+            for left_behind in directory.glob(f"*{UNFINISHED_SUFFIX}"):
+                left_behind.unlink()
+            self._read_index()
+        except OSError:
+            self.close()
+            raise
+        self._make_room(0)
+
+    @property
+    def max_blocks(self) -> int:
+        """That it has room for."""
+        return self.form.max_blocks(self.figures.max_bytes)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def holds(self, block: StoredBlock) -> bool:
+        """Exactly this content, token by token."""
+        found = self._places.get(block.key)
+        return found is not None and found[0].blocks[found[1]].token_ids == block.token_ids
+
+    def read(self, key: bytes) -> bytearray | None:
+        """A block's bytes as they were written; None, and the block is forgotten, when that they are no more."""
+        segment, index = self._places[key]
+        started = time.perf_counter()
+        try:
+            data = segment.read(index)
+        except (OSError, UnusableSegment) as error:
+            log.warning("KV blocks on the disk: %s: %s; the block is computed", segment.path.name, error)
+            del self._places[key]
+            return None
+        self.figures.read_seconds_total += time.perf_counter() - started
+        self.figures.read_bytes_total += len(data)
+        return data
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """The files of these blocks were used now."""
+        for path in {self._places[key][0].path for key in keys if key in self._places}:
+            self._file_bytes[path] = self._file_bytes.pop(path)
+            with suppress(OSError):
+                os.utime(path)
+
+    def write(self, blocks: Sequence[tuple[StoredBlock, BlockBytes]]) -> bool:
+        """Writes a file of them, at most `max_blocks`, in place of the least recently used.
+
+        False when the disk would not take it.
+        """
+        num_bytes = self.form.file_bytes(len(blocks))
+        started = time.perf_counter()
+        self._make_room(num_bytes)
+        try:
+            segment = write_segment(self._directory, self.form, blocks)
+        except OSError as error:
+            if self._is_writable:
+                log.warning("KV blocks cannot be written to %s: %s; what is there is served", self._directory, error)
+            self._is_writable = False
+            return False
+        self._is_writable = True
+        self._enter(segment)
+        self.figures.stored_total += len(blocks)
+        self.figures.written_bytes_total += num_bytes
+        self.figures.write_seconds_total += time.perf_counter() - started
+        return True
+
+    def forget_from(self, key: bytes) -> None:
+        """Removes the block of that key and what continues it, with the whole files that they are in."""
+        doomed = descendants([segment.blocks[index] for segment, index in self._places.values()], key)
+        for path in {self._places[each][0].path for each in doomed}:
+            self._remove(path)
+
+    def clear(self) -> None:
+        """Removes every file that this engine could read."""
+        for path in {segment.path for segment, _ in self._places.values()}:
+            self._remove(path)
+
+    def stats(self) -> TierStats:
+        return replace(self.figures, num_blocks=len(self._places), num_bytes=self._num_bytes)
+
+    def close(self) -> None:
+        """Lets another process have the directory."""
+        os.close(self._lock)
+
+    def _read_index(self) -> None:
+        num_foreign = 0
+        found = [(entry.stat(follow_symlinks=False), Path(entry)) for entry in os.scandir(self._directory)]
+        for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
+            if path.suffix != SUFFIX:
+                continue
+            self._count(path, status.st_size)
+            try:
+                self._enter(read_segment(path, self.form))
+            except UnusableSegment as error:
+                num_foreign += error.is_foreign
+                if not error.is_foreign:
+                    log.warning("KV blocks on the disk: %s is ignored: %s", path.name, error)
+            except OSError as error:
+                log.warning("KV blocks on the disk: %s is ignored: %s", path.name, error)
+        if num_foreign:
+            log.info("KV blocks on the disk: %d files of another model, dtype, block size or layout", num_foreign)
+        log.info("KV blocks on the disk: %d of this model in %s", len(self._places), self._directory)
+
+    def _enter(self, segment: Segment) -> None:
+        self._count(segment.path, segment.num_bytes)
+        self._places.update({block.key: (segment, index) for index, block in enumerate(segment.blocks)})
+
+    def _count(self, path: Path, num_bytes: int) -> None:
+        self._num_bytes += num_bytes - self._file_bytes.pop(path, 0)
+        self._file_bytes[path] = num_bytes
+
+    def _make_room(self, num_bytes: int) -> None:
+        for path in list(self._file_bytes):
+            if self._num_bytes + num_bytes <= self.figures.max_bytes:
+                break
+            num_blocks = len(self._places)
+            self._remove(path)
+            self.figures.evictions_total += num_blocks - len(self._places)
+
+    def _remove(self, path: Path) -> None:
+        self._places = {key: place for key, place in self._places.items() if place[0].path != path}
+        self._num_bytes -= self._file_bytes.pop(path)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("KV blocks on the disk: %s cannot be removed: %s", path.name, error)
+
+
+def _lock(directory: Path) -> int:
+    """Held until the descriptor is closed or the process ends, however it ends."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DirectoryInUse(f"another process uses {directory}") from None
+    return descriptor

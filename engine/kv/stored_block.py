@@ -1,0 +1,48 @@
+"""What a block holds, as the tiers behind the pool name it: in host memory and on the disk.
+
+A *key* is the chained digest of `prefix_cache.py` at its full length and always by blake2b: over everything that the KV
+of a block depends on, from the root's extras to its own last token. A tier compares a block's own token ids as well.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+KEY_BYTES = 32
+
+# A block's bytes, all layers, as `storage.py` has them; what is in them is its business.
+BlockBytes = memoryview | bytearray
+# (physical block, host memory that its bytes are copied to or from)
+BlockCopy = tuple[int, BlockBytes]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """One full block's content. `parent_key` is the key of the block before it, or of the chain's root."""
+
+    key: bytes
+    parent_key: bytes
+    token_ids: tuple[int, ...]
+
+
+def root_key(root: bytes) -> bytes:
+    """Of a chain that begins with `root`, see `PrefixCache.root`."""
+    return blake2b(root, digest_size=KEY_BYTES).digest()
+
+
+def next_block(parent_key: bytes, token_ids: Sequence[int]) -> StoredBlock:
+    """The block of these tokens behind `parent_key`."""
+    key = blake2b(parent_key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
+    return StoredBlock(key, parent_key, tuple(token_ids))
+
+
+def descendants(blocks: Sequence[StoredBlock], key: bytes) -> list[bytes]:
+    """The keys among `blocks` that are `key` or continue it."""
+    children: dict[bytes, list[bytes]] = {}
+    for block in blocks:
+        children.setdefault(block.parent_key, []).append(block.key)
+    found, held = [key], {block.key for block in blocks}
+    for parent in found:
+        found += children.get(parent, ())
+    return [each for each in found if each in held]

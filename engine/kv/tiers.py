@@ -1,0 +1,143 @@
+"""The tiers behind the pool, and what is to be copied between it and them before the next step.
+
+A block that leaves the pool is saved to host memory; a prefix that the pool has lost comes back from there, or from the
+disk, as if it had been computed. Owns the copies that are due and the decision whether one is worth it; the bytes are
+moved by the runner (`block_transfers.py`). Knows neither sequences nor references: `block_manager.py` calls it.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from pagedd.engine.kv.copy_costs import CopyCosts
+from pagedd.engine.kv.disk_tier import DiskTier
+from pagedd.engine.kv.host_tier import HostTier
+from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy, StoredBlock, next_block
+from pagedd.engine.stats import TierStats
+
+
+class Tiers:
+    """Host memory, and the disk behind it; either may be None.
+
+    Args:
+        lookahead: how many blocks a step may take from the pool. So many of those that will be taken next are saved
+            in advance.
+    """
+
+    def __init__(self, host: HostTier | None, disk: DiskTier | None, costs: CopyCosts, *, lookahead: int = 0) -> None:
+        self.host = host
+        self.disk = disk
+        self.costs = costs
+        # Saving more than half of the slots in advance would evict what has just been saved.
+        self.lookahead = min(lookahead, host.num_slots // 2) if host is not None else 0
+        self._saves: list[BlockCopy] = []
+        self._loads: dict[int, BlockBytes] = {}
+        self._taken_pins: set[bytes] = set()
+
+    # --- what the pool lacks ------------------------------------------------------------------------------------------
+
+    def read_run(self, parent_key: bytes, token_blocks: Iterable[tuple[int, ...]]) -> list[BlockBytes]:
+        """The bytes of the unbroken run of blocks with these tokens behind `parent_key`, as far as it is stored.
+
+        It ends where computing is cheaper, and at a block that the disk has damaged. What lies in host memory stays
+        valid until `take_copies`.
+        """
+        run: list[BlockBytes] = []
+        keys: list[bytes] = []
+        for token_ids in token_blocks:
+            block = next_block(parent_key, token_ids)
+            data = self._read(block)
+            if data is None:
+                break
+            run.append(data)
+            keys.append(block.key)
+            parent_key = block.key
+        if self.host is not None:
+            self.host.touch([key for key in keys if key in self.host])
+        if self.disk is not None:
+            self.disk.touch(keys)
+        return run
+
+    def _read(self, block: StoredBlock) -> BlockBytes | None:
+        data: BlockBytes | None = None
+        if self.host is not None and self.host.holds(block):
+            self.host.figures.hits_total += 1
+            if self.costs.is_worth_loading(from_disk=False):
+                self.host.figures.promotions_total += 1
+                data = self.host.read(block.key)
+        elif self.disk is not None and self.disk.holds(block):
+            self.disk.figures.hits_total += 1
+            if self.costs.is_worth_loading(from_disk=True):
+                started = time.perf_counter()
+                data = self.disk.read(block.key)
+                self.costs.read.note(1, time.perf_counter() - started)
+                self.disk.figures.promotions_total += data is not None
+        return data
+
+    # --- copies that are due ------------------------------------------------------------------------------------------
+
+    def load(self, block_id: int, data: BlockBytes) -> None:
+        """Before the next step, `data` is to be copied into the block."""
+        self._loads[block_id] = data
+
+    def drop_load(self, block_id: int) -> None:
+        """The block has been given back before that."""
+        self._loads.pop(block_id, None)
+
+    def save(self, block: StoredBlock, block_id: int) -> BlockCopy | None:
+        """The copy that saves `block_id`, which holds `block`; None when it is stored already, or not worth it."""
+        if self.host is None or block.key in self.host or not self.costs.is_worth_saving():
+            return None
+        memory = self.host.keep(block)
+        return None if memory is None else (block_id, memory)
+
+    def save_evicted(self, block: StoredBlock, block_id: int) -> None:
+        """The block is taken for something else: before the next step writes to it, it is to be saved."""
+        if (copy := self.save(block, block_id)) is not None:
+            self._saves.append(copy)
+
+    def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
+        """What a step has to do before anything else: saves, then loads. They are no longer due."""
+        saves, loads = self._saves, list(self._loads.items())
+        self._saves, self._loads = [], {}
+        if self.host is not None:
+            self._taken_pins = self.host.unpin()
+        return saves, loads
+
+    def take_saves(self) -> list[BlockCopy]:
+        """Saves that no step has taken with it."""
+        saves, self._saves = self._saves, []
+        return saves
+
+    def put_back(self, saves: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
+        """The step that took its copies last could not do these."""
+        if self.host is not None:
+            self.host.pin(self._taken_pins)
+        self._saves[:0] = saves
+        self._loads = dict(loads) | self._loads
+
+    # --- contents that are wanted no more -----------------------------------------------------------------------------
+
+    def forget_from(self, key: bytes) -> None:
+        """Drops the block of that key, and what continues it, from every tier."""
+        for tier in (self.host, self.disk):
+            if tier is not None:
+                tier.forget_from(key)
+
+    def clear(self) -> None:
+        self._saves, self._loads = [], {}
+        for tier in (self.host, self.disk):
+            if tier is not None:
+                tier.clear()
+
+    def stats(self) -> dict[str, TierStats]:
+        """Of the tiers that there are, by their names."""
+        stats = {}
+        if self.host is not None:
+            stats["host"] = self.host.stats(self.costs)
+        if self.disk is not None:
+            stats["disk"] = self.disk.stats()
+        return stats
+
+    def check_integrity(self) -> None:
+        if self.host is not None:
+            self.host.check_integrity()

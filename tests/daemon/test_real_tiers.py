@@ -1,0 +1,107 @@
+"""Tiers of real daemons, with the real model: prefixes survive a restart, and nothing that is wrong is ever served."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedd.client.sync import Client
+
+from .conftest import RunningDaemon, StartDaemon
+from .test_real_statistics import metrics
+
+# What follows is so clear that no rounding, of a prompt computed in other pieces, decides it.
+PROMPT = " ".join(map(str, range(1, 101)))
+
+
+@pytest.fixture
+def start(start_daemon: StartDaemon, tmp_path: Path):
+    """`start(*flags, run=…)`: a daemon with a disk tier in `tmp_path`, not yet ready."""
+
+    def start_one(*flags: str, run: str = "run") -> RunningDaemon:
+        tier = ("--kv-disk-gib", "0.2", "--kv-disk-directory", str(tmp_path))
+        return start_daemon("--num-blocks", "64", *tier, *flags, run=run)
+
+    return start_one
+
+
+def ask(daemon: RunningDaemon) -> tuple[str, int, int]:
+    """The answer to `PROMPT`, how many blocks of 16 could have been cached, and how many were."""
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    status, text = daemon.request("POST", "/v1/completions", json.dumps(body))
+    assert status == 200, text
+    answer: Any = json.loads(text)
+    usage = answer["usage"]
+    num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["text"], (usage["prompt_tokens"] - 1) // 16, num_cached // 16
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.kv"))
+
+
+@pytest.mark.slow
+def test_a_prefix_survives_a_restart_and_a_changed_byte_is_never_served(start, tmp_path: Path) -> None:
+    first = start().wait_ready()
+    cold, num_full, num_cached = ask(first)
+    assert num_full > 6
+    assert num_cached == 0
+    assert first.stop() == 0
+    (path,) = files(tmp_path)
+
+    second = start("--kv-host-gib", "0.1", run="second").wait_ready()
+    assert ask(second) == (cold, num_full, num_full)
+    scraped = metrics(second)
+    assert scraped["pagedd:kv_tier_promotions_total/disk"] == num_full
+    with Client(second.endpoints.directory) as client:
+        figures = client.stats().figures
+    assert figures["kv_tier_disk_promotions_total"] == num_full
+    assert figures["kv_tier_disk_read_bytes_total"] == scraped["pagedd:kv_tier_read_bytes_total/disk"]
+    assert figures["kv_tier_host_num_blocks"] == figures["kv_tier_host_stored_total"]
+    assert second.stop() == 0
+
+    block_bytes = int(figures["kv_tier_disk_read_bytes_total"]) // num_full
+    num_blocks = int(figures["kv_tier_disk_num_blocks"])
+    data = bytearray(path.read_bytes())
+    data[(5 - num_blocks) * block_bytes] ^= 1  # the first byte of the sixth: a prefix is written from its head
+    path.write_bytes(data)
+    third = start(run="third").wait_ready()
+    assert ask(third) == (cold, num_full, 5)
+    assert third.log.count("the block is computed") == 1
+    other_form = start("--kv-cache-dtype", "bf16", run="fourth").wait_ready()
+    assert "another process uses" in other_form.log
+    assert ask(other_form)[2] == 0
+
+
+@pytest.mark.slow
+def test_an_idle_daemon_writes_once_and_rests_and_a_killed_one_loses_nothing_of_that(start, tmp_path: Path) -> None:
+    daemon = start().wait_ready()
+    cold, num_full, _ = ask(daemon)
+    daemon.wait_until(lambda _: bool(files(tmp_path)))
+    written = [path.stat().st_mtime_ns for path in files(tmp_path)]
+    daemon.wait_until(lambda daemon: metrics(daemon)["pagedd:kv_tier_blocks/disk"] >= num_full)
+    (engine,) = engine_pids(daemon)
+    before = cpu_ticks(engine)
+    time.sleep(1.0)
+    assert cpu_ticks(engine) - before <= 5  # hundredths of a second, on a machine that does other things
+    assert [path.stat().st_mtime_ns for path in files(tmp_path)] == written
+    daemon.stop(signal.SIGKILL)
+
+    (tmp_path / "0123456789abcdef.unfinished").write_bytes(b"half a file")
+    again = start(run="again")
+    again.wait_ready()
+    assert ask(again) == (cold, num_full, num_full)
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def engine_pids(daemon: RunningDaemon) -> list[int]:
+    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if "engine_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

@@ -1,0 +1,62 @@
+"""`pagedd tune` on the real model, in little time, and what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pagedd.daemon.tune.agreement import agreement
+
+from ..conftest import RunningDaemon
+
+TUNE = [sys.executable, "-P", "-m", "pagedd.client.pagectl", "tune", "--num-threads", "1"]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("PAGEDD_")}
+    return inherited | {"PAGEDD_RUNTIME_DIR": str(tmp_path / "run")}
+
+
+def test_it_stops_when_its_time_is_over_and_prints_what_it_tried(
+    environ: dict[str, str], model_gguf: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text('{"prompt_tokens": 8, "output_tokens": 4}\n')
+    command = [*TUNE, "--model", str(model_gguf), "--seconds", "1", "--load", str(log), "--users", "2"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=120)
+    assert "step" in done.stdout
+    assert "as configured" in done.stdout
+    assert "the log has lengths alone" in done.stderr
+    assert "1 s are over" in done.stderr
+
+
+def test_an_interrupt_leaves_no_process_behind(environ: dict[str, str], model_gguf: Path) -> None:
+    process = subprocess.Popen(
+        [*TUNE, "--model", str(model_gguf)], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    itself = psutil.Process(process.pid)
+    deadline_s = time.monotonic() + 60
+    while not (children := itself.children()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_beside_a_running_daemon_it_refuses(serving_daemon: RunningDaemon, environ: dict[str, str]) -> None:
+    environ["PAGEDD_RUNTIME_DIR"] = str(serving_daemon.endpoints.directory)
+    done = subprocess.run(TUNE, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == os.EX_TEMPFAIL
+    assert "already_running" in done.stderr
+    assert "--anyway" in done.stderr
+
+
+def test_agreement_is_the_share_of_equal_choices() -> None:
+    assert agreement([1, 2, 3, 4], [1, 2, 0, 4]) == 0.75

@@ -1,0 +1,49 @@
+"""Loads: a recorded log, what is wrong in it, and users who ask for it."""
+
+from pathlib import Path
+
+import pytest
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon.tune.load import SYSTEM_TOKENS, Entry, make_users, read_log, synthetic_load
+
+
+def test_a_log_may_have_ids_or_lengths(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text('{"prompt_token_ids": [1, 2], "output_tokens": 3}\n\n{"prompt_tokens": 5, "output_tokens": 4}\n')
+    assert read_log(log) == [
+        Entry(prompt_token_ids=[1, 2], output_tokens=3),
+        Entry(prompt_tokens=5, output_tokens=4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"prompt_tokens": 5, "output_tokens": 4}\nnonsense', "line 2: JSON is malformed"),
+        ('{"prompt_tokens": 5, "output_tokens": 0}', "line 1: output_tokens and the prompt"),
+        ('{"prompt": "Hello", "output_tokens": 1}', "line 1: Object contains unknown field `prompt`"),
+        ("\n", "holds no request"),
+    ],
+)
+def test_a_wrong_log_is_refused_with_the_line(tmp_path: Path, text: str, said: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    with pytest.raises(PageddError, match=said):
+        read_log(log)
+
+
+def test_chats_share_their_system_prompt_and_nothing_else() -> None:
+    [user] = make_users(synthetic_load(), 1, vocab_size=1000, max_request_tokens=2000)
+    first, second = next(user), user.send([])
+    assert first.prompt_token_ids[:SYSTEM_TOKENS] == second.prompt_token_ids[:SYSTEM_TOKENS]
+    assert first.prompt_token_ids[SYSTEM_TOKENS:][:32] != second.prompt_token_ids[SYSTEM_TOKENS:][:32]
+
+
+def test_users_take_the_log_in_turn_cut_to_what_can_be_served() -> None:
+    load = [Entry(prompt_token_ids=[7] * 30, output_tokens=50), Entry(prompt_token_ids=[8, 1005], output_tokens=2)]
+    one, two = make_users(load, 2, vocab_size=1000, max_request_tokens=20)
+    long, short = next(one), next(two)
+    assert (len(long.prompt_token_ids), long.num_output_tokens) == (19, 1)
+    assert (short.prompt_token_ids, short.num_output_tokens) == ([8, 5], 2)
+    assert len(one.send([]).prompt_token_ids) == 19

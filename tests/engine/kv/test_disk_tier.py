@@ -1,0 +1,279 @@
+"""Blocks on the disk: what comes back is what was written, or nothing. Blocks of 8 bytes and 2 tokens."""
+
+import errno
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pagedd.engine.kv import disk_segment, disk_tier
+from pagedd.engine.kv.disk_segment import SegmentForm, UnusableSegment, read_segment, write_segment
+from pagedd.engine.kv.disk_tier import DirectoryInUse, DiskTier
+from pagedd.engine.kv.stored_block import StoredBlock
+
+FORM = SegmentForm(identity=b"i" * 32, block_size=2, block_bytes=8)
+
+
+def stored(letter: str, parent: str = "") -> StoredBlock:
+    return StoredBlock(letter.encode() * 32, parent.encode() * 32 or bytes(32), (ord(letter), 70_000))
+
+
+def blocks(letters: str) -> list[tuple[StoredBlock, bytearray]]:
+    """Each the child of the one before."""
+    parents = ["", *letters]
+    return [(stored(one, parent), bytearray(one.encode() * 8)) for one, parent in zip(letters, parents, strict=False)]
+
+
+@pytest.fixture
+def open_tier(tmp_path: Path):
+    opened: list[DiskTier] = []
+
+    def open_one(num_files: float = 100, form: SegmentForm = FORM) -> DiskTier:
+        """Room for so many files of one block. Whoever has it open lets go of it."""
+        while opened:
+            opened.pop().close()
+        opened.append(DiskTier(tmp_path / "kv", int(num_files * FORM.file_bytes(1)), form))
+        return opened[0]
+
+    yield open_one
+    while opened:
+        opened.pop().close()
+
+
+def files(tier: DiskTier) -> list[Path]:
+    return sorted(tier._directory.glob("*.kv"))
+
+
+def held(tier: DiskTier) -> str:
+    return "".join(letter for letter in "abcdefgh" if letter.encode() * 32 in tier)
+
+
+def test_what_was_written_is_there_after_a_restart(open_tier) -> None:
+    assert open_tier().write(blocks("ab"))
+    tier = open_tier()
+    assert tier.holds(stored("a"))
+    assert tier.read(b"a" * 32) == b"aaaaaaaa"
+    assert tier.read(b"b" * 32) == b"bbbbbbbb"
+    assert not tier.holds(stored("c"))
+
+
+def test_token_ids_are_compared_on_a_hit(open_tier) -> None:
+    open_tier().write(blocks("a"))
+    assert not open_tier().holds(replace(stored("a"), token_ids=(1, 2)))
+
+
+def test_only_the_owner_may_read_directory_and_files(open_tier) -> None:
+    before = os.umask(0)
+    try:
+        tier = open_tier()
+        tier.write(blocks("a"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(tier._directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tier._directory.iterdir()} == {0o600}
+
+
+def test_no_flipped_bit_of_a_file_is_ever_served(tmp_path: Path) -> None:
+    whole = write_segment(tmp_path, FORM, blocks("ab"))
+    data = whole.path.read_bytes()
+    assert len(data) == whole.num_bytes == FORM.file_bytes(2)
+    for position in range(len(data)):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << position % 8
+        whole.path.write_bytes(flipped)
+        read = []
+        try:
+            segment = read_segment(whole.path, FORM)
+            assert segment.blocks == whole.blocks
+            read += [segment.read(0), segment.read(1)]
+        except UnusableSegment:
+            assert len(read) < 2
+        else:
+            pytest.fail(f"a flipped bit at {position} went unseen")
+
+
+def test_no_file_that_is_cut_off_is_used(tmp_path: Path) -> None:
+    whole = write_segment(tmp_path, FORM, blocks("ab"))
+    data = whole.path.read_bytes()
+    for size in range(len(data)):
+        whole.path.write_bytes(data[:size])
+        with pytest.raises(UnusableSegment):
+            read_segment(whole.path, FORM)
+    whole.path.write_bytes(data + b"x")
+    with pytest.raises(UnusableSegment):
+        read_segment(whole.path, FORM)
+
+
+def test_a_flipped_byte_costs_one_block_and_a_line_in_the_log(open_tier, caplog) -> None:
+    open_tier().write(blocks("ab"))
+    (path,) = files(open_tier())
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1  # of a
+    path.write_bytes(data)
+    tier = open_tier()
+    assert tier.read(b"a" * 32) is None
+    assert held(tier) == "b"
+    assert tier.read(b"b" * 32) == b"bbbbbbbb"
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes of"),
+        (lambda path: path.write_bytes(b""), "cut off"),
+        (lambda path: path.write_bytes(b"GGUF" * 99), "no file of KV blocks"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b"\x01", b"\x02", 1)), "version 2"),
+        (lambda path: (path.unlink(), path.mkdir()), "ignored"),
+        (lambda path: (path.unlink(), path.symlink_to("/etc/passwd")), "ignored"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file"),
+    ],
+    ids=["cut off", "empty", "foreign", "of a later version", "a folder", "a link", "a pipe"],
+)
+def test_what_is_not_a_whole_file_of_this_version_is_ignored_with_a_line(open_tier, caplog, change, reason) -> None:
+    tier = open_tier()
+    tier.write(blocks("a"))
+    tier.write(blocks("b"))
+    change(tier._places[b"a" * 32][0].path)
+    assert held(open_tier()) == "b"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert reason in warnings[0]
+
+
+@pytest.mark.parametrize("field", ["identity", "block_size", "block_bytes"])
+def test_another_models_or_forms_files_are_left_alone(open_tier, caplog, field: str) -> None:
+    open_tier().write(blocks("ab"))
+    other = replace(FORM, **{field: b"j" * 32 if field == "identity" else 4})
+    with caplog.at_level(logging.INFO):
+        tier = open_tier(form=other)
+    assert held(tier) == ""
+    assert "1 files of another model" in caplog.text
+    assert held(open_tier()) == "ab"
+
+
+def test_the_files_least_recently_used_leave_when_the_room_is_needed(open_tier) -> None:
+    tier = open_tier(num_files=3)
+    for letter in "abc":
+        tier.write(blocks(letter))
+    tier.touch([b"a" * 32])
+    tier.write(blocks("d"))
+    assert held(tier) == "acd"
+    assert (len(files(tier)), tier.figures.evictions_total) == (3, 1)
+
+
+def test_what_was_used_last_is_known_after_a_restart(open_tier) -> None:
+    tier = open_tier(num_files=3)
+    for letter in "abc":
+        tier.write(blocks(letter))
+        time.sleep(0.01)
+    tier.touch([b"a" * 32])
+    assert held(open_tier(num_files=2)) == "ac"
+
+
+def test_files_of_other_models_count_and_leave_as_well(open_tier) -> None:
+    open_tier(num_files=2).write(blocks("a"))
+    tier = open_tier(num_files=2, form=replace(FORM, identity=b"j" * 32))
+    tier.write(blocks("b"))
+    assert tier.stats().num_bytes == 2 * FORM.file_bytes(1)
+    tier.write(blocks("c"))
+    assert (held(tier), len(files(tier))) == ("bc", 2)
+
+
+def test_a_full_disk_stops_the_writing_with_one_line_and_nothing_else(open_tier, caplog, monkeypatch) -> None:
+    tier = open_tier()
+    tier.write(blocks("a"))
+
+    def no_space(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_segment.os, "write", no_space)
+        assert not tier.write(blocks("b"))
+        assert not tier.write(blocks("c"))
+    assert caplog.text.count("No space left on device") == 1
+    assert [path.suffix for path in tier._directory.iterdir() if path.name != "lock"] == [".kv"]
+    assert tier.read(b"a" * 32) == b"aaaaaaaa"
+    assert tier.write(blocks("d"))
+    assert held(open_tier()) == "ad"
+
+
+def test_a_disk_that_really_is_full_leaves_no_half_file(tmp_path: Path) -> None:
+    """A limit on the size of files ends a write in the middle, as a full disk does."""
+    program = (
+        "import resource, signal, sys; from pathlib import Path;"
+        "from pagedd.engine.kv.disk_segment import *; from pagedd.engine.kv.stored_block import StoredBlock;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "write_segment(Path(sys.argv[1]), SegmentForm(bytes(32), 2, 1 << 20),"
+        "[(StoredBlock(bytes(32), bytes(32), (1, 2)), bytearray(1 << 20))])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert "File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_has_the_directory_at_a_time(open_tier, tmp_path: Path) -> None:
+    open_tier().write(blocks("a"))
+    with pytest.raises(DirectoryInUse, match="another process uses"):
+        DiskTier(tmp_path / "kv", 10**6, FORM)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from pagedd.engine.kv.disk_segment import SegmentForm
+from pagedd.engine.kv.disk_tier import DiskTier
+from pagedd.engine.kv.stored_block import StoredBlock
+tier = DiskTier(Path(sys.argv[1]), 1 << 30, SegmentForm(b"i" * 32, 2, 1 << 16))
+print("writes", flush=True)
+for number in range(10**6):
+    keys = [b"%031d" % number + bytes([i]) for i in range(8)]
+    tier.write([(StoredBlock(key, bytes(32), (number, i)), bytearray([i]) * (1 << 16)) for i, key in enumerate(keys)])
+"""
+
+
+def test_a_writer_that_is_killed_leaves_whole_files_and_lets_go_of_the_directory(tmp_path: Path, caplog) -> None:
+    form = replace(FORM, block_bytes=1 << 16)
+    for delay_s in (0.0, 0.02, 0.05):
+        writer = subprocess.Popen([sys.executable, "-P", "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(delay_s)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        tier = DiskTier(tmp_path, 1 << 30, form)
+        assert not list(tmp_path.glob("*.unfinished"))
+        for key in list(tier._places):
+            assert tier.read(key) == bytes([key[-1]]) * (1 << 16)
+        tier.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_what_is_forgotten_is_gone_after_a_restart_too(open_tier) -> None:
+    tier = open_tier()
+    tier.write(blocks("abc"))
+    tier.write(blocks("d"))
+    tier.forget_from(b"b" * 32)
+    assert held(open_tier()) == "d"  # a shared its file
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Not a directory"):
+        DiskTier(tmp_path / "file" / "kv", 10**6, FORM)
+
+
+def test_the_log_line_of_a_start_says_how_many_blocks_there_are(open_tier, caplog) -> None:
+    open_tier().write(blocks("abc"))
+    with caplog.at_level(logging.INFO, disk_tier.__name__):
+        open_tier()
+    assert "3 of this model" in caplog.text

@@ -1,0 +1,114 @@
+"""Random lives with tiers behind the pool, over restarts and damaged files: every answer is that of a cold engine."""
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+
+from .test_scheduler_properties import EngineLife
+
+
+@pytest.fixture(autouse=True)
+def helpers(bench, cold):
+    TieredLife.make_bench, TieredLife.cold = staticmethod(bench), staticmethod(cold)
+
+
+class TieredLife(EngineLife):
+    """The runner reads every context back through the block tables, so a wrong block in a tier cannot go unseen."""
+
+    happened: ClassVar[Counter[str]] = Counter()
+
+    @initialize(
+        num_blocks=st.integers(6, 16),
+        block_size=st.sampled_from([2, 4]),
+        seats=st.integers(1, 5),
+        budget=st.integers(1, 24),
+        host_slots=st.sampled_from([0, 1, 3, 8, 40]),
+        lookahead=st.integers(0, 6),
+        disk_blocks=st.sampled_from([0, 3, 5, 60]),
+        weak_digest=st.booleans(),
+        guesses=st.sampled_from([0, 3]),
+    )
+    def start(self, num_blocks, block_size, seats, budget, host_slots, lookahead, disk_blocks, weak_digest, guesses):
+        self.folder = Path(tempfile.mkdtemp()) if disk_blocks else None
+        self.arguments = {
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "max_num_seqs": seats,
+            "max_num_batched_tokens": budget,
+            "max_model_len": num_blocks * block_size,
+            "num_speculative_tokens": guesses,
+            "host_slots": host_slots,
+            "lookahead": lookahead,
+            "disk": self.folder,
+            "disk_blocks": disk_blocks,
+        } | ({"hasher": lambda data: bytes([sum(data) % 256])} if weak_digest else {})
+        self.begin()
+
+    def begin(self) -> None:
+        self.bench = self.make_bench(**self.arguments)
+        self.requests, self.aborted = {}, set()
+        self.capacity = self.arguments["num_blocks"] * self.arguments["block_size"]
+
+    @precondition(lambda self: self.bench.disk is not None and not self.bench.scheduler.has_work)
+    @rule()
+    def rest(self) -> None:
+        self.happened["rest"] += 1
+        self.bench.write_to_disk()
+
+    @precondition(lambda self: self.bench.disk is not None)
+    @rule(damage=st.sampled_from([None, None, "flip", "cut"]), seed=st.integers(0, 2**32))
+    def restart(self, damage, seed) -> None:
+        self.happened["restart"] += 1
+        pick = random.Random(seed)
+        self.end()
+        files = sorted(file for file in self.folder.glob("*.kv") if file.stat().st_size)
+        if damage is not None and files:
+            self.happened[damage] += 1
+            file = pick.choice(files)
+            data = bytearray(file.read_bytes())
+            position = pick.randrange(len(data))
+            data[position] ^= 1 << pick.randrange(8)
+            file.write_bytes(data if damage == "flip" else data[:position])
+        self.begin()
+
+    @precondition(lambda self: len(self.bench.blocks.prefix_cache))
+    @rule(seed=st.integers(0, 2**32))
+    def evict_a_prefix(self, seed) -> None:
+        self.happened["evict_a_prefix"] += 1
+        cache = self.bench.blocks.prefix_cache
+        self.bench.blocks.evict(
+            random.Random(seed).choice([cache.entry(block) for block in range(self.capacity) if block in cache])
+        )
+
+    def end(self) -> None:
+        EngineLife.teardown(self)
+        if self.bench.disk is not None:
+            self.bench.write_to_disk()
+            self.bench.disk.close()
+        for tier, stats in self.bench.tiers.stats().items():
+            self.happened[f"{tier} promotions"] += stats.promotions_total
+            self.happened[f"{tier} evictions"] += stats.evictions_total
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            self.end()
+        if getattr(self, "folder", None) is not None:
+            shutil.rmtree(self.folder)
+
+
+def test_whatever_happens_a_tier_never_gives_a_block_that_is_not_what_a_cold_engine_computes() -> None:
+    lives = settings(max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+    TieredLife.happened.clear()
+    run_state_machine_as_test(TieredLife, settings=lives)
+    happened = TieredLife.happened
+    often = ("preempt", "fork", "host promotions", "host evictions", "disk promotions", "restart", "rest")
+    assert all(happened[kind] > 30 for kind in often), happened
+    assert all(happened[kind] for kind in ("flip", "cut", "evict_a_prefix", "disk evictions")), happened

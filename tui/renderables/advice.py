@@ -1,0 +1,15 @@
+"""The first piece of the daemon's advice in a few words; `pagectl doctor` has all of it."""
+
+from rich.markup import escape
+
+from pagedd.tui.line import printable
+from pagedd.tui.state import State
+
+
+def advice_words(state: State) -> str:
+    """For a border, which reads markup. Empty when there is no advice."""
+    advice = state.frame.advice if state.frame is not None else []
+    if not advice:
+        return ""
+    more = f" and {len(advice) - 1} more" if len(advice) > 1 else ""
+    return escape(f"{printable(advice[0].finding)}: pagectl doctor{more}")
