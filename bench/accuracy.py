@@ -12,7 +12,7 @@ model, as the settings make it, fed with the window in chunks:
     weights      the engine's `weight_dtype`: `auto` with KV as it is served by default, the others with KV in bf16
                  (float32 in float32)
     KV           the engine's `kv_cache_dtype`, each on weights in their `auto` form: what would be served. With `bf16`
-                 beside them, the difference is the cache's
+                 first among them, `of bf16` compares the others with it: what the cache alone costs
     rows         tokens in one chunk: 512 is the whole window, 1 is decoding. The chunk chooses the matrix product, and
                  each must be as good. Fewer windows are run for chunks under 32 rows (`--few-windows`)
 
@@ -51,7 +51,7 @@ from pagedd.engine.step import ScheduledSequence
 
 BLOCK_SIZE = 16
 WEIGHT_FORMS = ("auto", "float32", "bf16", "int8", "int4")
-KV_FORMS = ("bf16", "fp8", "int8", "int4")
+KV_FORMS = ("bf16", "fp8", "int8", "k8v4", "int4")
 FEW_ROWS = 32  # chunks of fewer rows run on `--few-windows`
 # The engine's `dtype`.
 ACTIVATIONS = {"float32": "float32", "bf16": "bfloat16"}
@@ -175,7 +175,8 @@ def chunked_logits(runner: ModelRunner, token_ids: list[int], num_rows: int) -> 
     parts: list[torch.Tensor] = []
     for start in range(0, len(token_ids), num_rows):
         count = min(num_rows, len(token_ids) - start)
-        batch = build_batch([ScheduledSequence(sequence, start, count)], BLOCK_SIZE, torch.device("cpu"))
+        scheduled = [ScheduledSequence(sequence, start, count)]
+        batch = build_batch(scheduled, BLOCK_SIZE, torch.device("cpu"), open_pages=runner.open_pages)
         batch = dataclasses.replace(batch, logits_rows=torch.arange(count))
         # The runner's own parts: a step gives only the rows that something is drawn from, and here all are wanted.
         parts.append(runner._model.forward(batch, runner._storage))
@@ -206,6 +207,7 @@ class Result:
     model_bytes: int
     kv_bytes_per_token: int
     comparison: Comparison
+    scores: tuple[WindowScore, ...]
 
 
 def measure(
@@ -223,10 +225,19 @@ def measure(
         chosen = spread(len(windows), num_few_windows if num_rows < FEW_ROWS else len(windows))
         scores = [score(chunked_logits(runner, windows[index], num_rows), windows[index]) for index in chosen]
         comparison = compare(scores, [reference[index] for index in chosen])
-        yield Result(case, num_rows, info.model_bytes, info.kv_bytes_per_token, comparison)
+        yield Result(case, num_rows, info.model_bytes, info.kv_bytes_per_token, comparison, tuple(scores))
 
 
-def table_row(result: Result) -> dict[str, Cell]:
+def beside_16_bits(result: Result, results: Sequence[Result]) -> Comparison | None:
+    """What the form of the cache alone costs; `None` where the same weights were not run over a cache in bf16."""
+    for other in results:
+        if other.case == Case(result.case.weights, "bf16") and other.num_rows == result.num_rows:
+            return compare(result.scores, other.scores)
+    return None
+
+
+def table_row(result: Result, results: Sequence[Result]) -> dict[str, Cell]:
+    beside = beside_16_bits(result, results)
     return {
         "weights": result.case.weights,
         "KV": result.case.kv,
@@ -235,9 +246,17 @@ def table_row(result: Result) -> dict[str, Cell]:
         "perplexity": f"{result.comparison.perplexity:.4f}",
         "delta %": f"{100 * result.comparison.delta:+.3f}",
         "top-1 %": f"{100 * result.comparison.top_1:.2f}",
+        "of bf16 delta %": "" if beside is None else f"{100 * beside.delta:+.3f}",
+        "of bf16 top-1 %": "" if beside is None else f"{100 * beside.top_1:.2f}",
         "weights MB": result.model_bytes / 1e6,
         "KV bytes a token": result.kv_bytes_per_token,
     }
+
+
+def _rounded(comparison: Comparison | None) -> dict[str, float] | None:
+    if comparison is None:
+        return None
+    return {"delta": round(comparison.delta, 6), "top_1": round(comparison.top_1, 5)}
 
 
 def _names(text: str) -> list[str]:
@@ -306,6 +325,7 @@ def main() -> None:
                 "perplexity": round(result.comparison.perplexity, 5),
                 "delta": round(result.comparison.delta, 6),
                 "top_1": round(result.comparison.top_1, 5),
+                "beside_bf16": _rounded(beside_16_bits(result, results)),
                 "model_bytes": result.model_bytes,
                 "kv_bytes_per_token": result.kv_bytes_per_token,
             }
@@ -314,7 +334,7 @@ def main() -> None:
         "targets": TARGETS,
         "skipped": skipped,
     }
-    print_report("accuracy", [table_row(result) for result in results], figures, output=args.output)
+    print_report("accuracy", [table_row(result, results) for result in results], figures, output=args.output)
 
 
 def _score_all(logits: Logits, windows: Sequence[list[int]]) -> list[WindowScore]:

@@ -14,7 +14,7 @@ from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, 
 from pagedd.bench.report import Cell
 from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.kv_form import FORMS
-from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, has_open_keys, planes_of
 from pagedd.kernels.triton import backend as kernels
 
 TOLERANCE = 2e-2  # relative and absolute, of numbers around 1 in bfloat16
@@ -165,15 +165,21 @@ def _compare_attention(comparison: Comparison, form: str, heads: Heads) -> None:
         block_size=heads.block_size,
     )
     moved, where = inputs.to(comparison.device), f"{form}, {heads}"
-    kernels.write_kv(moved.key, moved.value, moved.kv_layer, moved.slot_mapping)
-    reference.write_kv(inputs.key, inputs.value, inputs.kv_layer, inputs.slot_mapping)
-    comparison.same(f"write_kv, bytes of the cache, {where}", _bytes(moved.kv_layer), _bytes(inputs.kv_layer))
+    for backend, given in ((kernels, moved), (reference, inputs)):
+        backend.write_kv(given.key, given.value, given.kv_layer, given.slot_mapping, given.open_slots)
+        if has_open_keys(given.kv_layer):
+            backend.close_blocks(given.kv_layer, given)
+    for plane, name in enumerate(("keys", "values")):
+        got, wanted = (_bytes(given.kv_layer, plane) for given in (moved, inputs))
+        comparison.same(f"write_kv, bytes of the {name}, {where}", got, wanted)
     _rope(kernels.rope_and_write_kv, moved)
     _rope(reference.rope_and_write_kv, inputs)
     comparison.near(f"rope_and_write_kv, query, {where}", moved.query, inputs.query)
     there, here = on_cpu(moved).kv_layer, inputs.kv_layer
-    comparison.same(f"rope_and_write_kv, bytes of the values, {where}", _bytes(there)[1], _bytes(here)[1])
-    comparison.near(f"rope_and_write_kv, keys, {where}", _numbers(there)[0], _numbers(here)[0], may_be_unwritten=True)
+    comparison.same(f"rope_and_write_kv, bytes of the values, {where}", _bytes(there, 1), _bytes(here, 1))
+    comparison.near(f"rope_and_write_kv, keys, {where}", _new_keys(there), _new_keys(here), may_be_unwritten=True)
+    if has_open_keys(moved.kv_layer):
+        kernels.close_blocks(moved.kv_layer, moved)
     options = {"scale": heads.head_dim**-0.5, "sliding_window": heads.window, "soft_cap": heads.soft_cap}
     got = kernels.paged_attention(moved.query, moved.kv_layer, moved, **options)
     back = on_cpu(moved)  # over the card's own cache: keys that were rounded otherwise do not count
@@ -182,15 +188,16 @@ def _compare_attention(comparison: Comparison, form: str, heads: Heads) -> None:
 
 
 def _rope(write: Callable[..., None], inputs: PagedInputs) -> None:
-    write(inputs.query, inputs.key, inputs.value, inputs.cos, inputs.sin, inputs.kv_layer, inputs.slot_mapping)
+    slots = inputs.slot_mapping, inputs.open_slots
+    write(inputs.query, inputs.key, inputs.value, inputs.cos, inputs.sin, inputs.kv_layer, *slots)
 
 
-def _bytes(layer: KVLayer) -> torch.Tensor:
-    """Keys, then values."""
-    return (layer.data if isinstance(layer, QuantizedLayer) else layer.view(torch.uint8)).cpu()
+def _bytes(layer: KVLayer, plane: int) -> torch.Tensor:
+    return planes_of(layer)[plane].view(torch.uint8).cpu()
 
 
-def _numbers(layer: KVLayer) -> torch.Tensor:
-    if not isinstance(layer, QuantizedLayer):
-        return layer
-    return layer.form.dequantize(layer.values, layer.scales, layer.head_dim)
+def _new_keys(layer: KVLayer) -> torch.Tensor:
+    """As rows are written: open ones are quantized later."""
+    if has_open_keys(layer):
+        return layer.open_keys.float()
+    return layer.dequantize(0) if isinstance(layer, QuantizedLayer) else layer[0]

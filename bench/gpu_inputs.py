@@ -28,12 +28,16 @@ class PagedInputs:
     max_query_len: int
     max_context_len: int
     num_decodes: int
+    open_slots: torch.Tensor
+    open_tables: torch.Tensor
 
     def to(self, device: torch.device) -> "PagedInputs":
         moved = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, torch.Tensor)}
         layer = self.kv_layer
         if isinstance(layer, QuantizedLayer):
-            moved["kv_layer"] = replace(layer, data=layer.data.to(device))  # type: ignore[assignment]
+            keys, values = (plane.to(device) for plane in layer.planes)
+            open_keys = layer.open_keys.to(device)
+            moved["kv_layer"] = replace(layer, planes=(keys, values), open_keys=open_keys)  # type: ignore[assignment]
         return replace(self, **moved)  # type: ignore[arg-type]
 
 
@@ -67,6 +71,11 @@ def make_inputs(
         table = [order.pop() for _ in range(num_blocks[i])]
         tables[i, : len(table)] = torch.tensor(table, dtype=torch.int32)
         slots += [table[j // block_size] * block_size + j % block_size for j in range(context - query_len, context)]
+    # Every block has a page of its own number, for forms with open keys.
+    first_blocks = [(context - query_len) // block_size for query_len, context in lens]
+    open_tables = torch.zeros_like(tables)
+    for i, first in enumerate(first_blocks):
+        open_tables[i, : num_blocks[i] - first] = tables[i, first : num_blocks[i]]
     query_lens = [query_len for query_len, _ in lens]
     num_tokens = sum(query_lens)
 
@@ -89,23 +98,26 @@ def make_inputs(
         max_query_len=max(query_lens),
         max_context_len=max(context for _, context in lens),
         num_decodes=next((i for i, count in enumerate(query_lens) if count != 1), len(lens)),
+        open_slots=torch.tensor(slots),
+        open_tables=open_tables,
     )
     return _fill_contexts(inputs, lens, generator) if fill else inputs.to(device)
 
 
 def _layer(shape: tuple[int, ...], form: str, device: torch.device | None) -> KVLayer:
     """Poisoned for `None`, else drawn on `device`."""
-    *outer, block_size, head_dim = shape
+    _, num_blocks, num_kv_heads, block_size, head_dim = shape
     kv_form = FORMS[form]
     if kv_form.dtype is not None:
         if device is None:
             return torch.full(shape, float("nan"), dtype=kv_form.dtype)
         return torch.empty(shape, dtype=kv_form.dtype, device=device).normal_()
-    data = torch.full((*outer, kv_form.record_bytes(block_size, head_dim)), 0xFF, dtype=torch.uint8, device=device)
-    layer = QuantizedLayer(data, kv_form, block_size, head_dim)
+    layer = QuantizedLayer.filled(kv_form, num_blocks, num_kv_heads, block_size, head_dim, 0xFF, device, num_blocks)
     if device is not None:
-        layer.values.random_(0, 0x70)  # finite in every form
-        layer.scales.view(torch.int16).fill_(0x3C00)  # 2⁻⁷ as bfloat16
+        layer.open_keys.normal_()
+        for plane in range(2):
+            layer.values(plane).random_(0, 0x70)  # finite in every form
+            layer.scales(plane).view(torch.int16).fill_(0x3C00)  # 2⁻⁷ as bfloat16
     return layer
 
 
@@ -119,7 +131,11 @@ def _fill_contexts(inputs: PagedInputs, lens: list[tuple[int, int]], generator: 
     for table, (query_len, context) in zip(inputs.block_tables.tolist(), lens, strict=True):
         slots = [table[j // block_size] * block_size + j % block_size for j in range(context - query_len)]
         key, value = torch.randn(2, len(slots), num_kv_heads, head_dim, generator=generator)
-        reference.write_kv(key, value, layer, torch.tensor(slots, dtype=torch.int64))
+        at = torch.tensor(slots, dtype=torch.int64)
+        reference.write_kv(key, value, layer, at, at)
+        if isinstance(layer, QuantizedLayer) and layer.form.has_open_keys:
+            full = torch.tensor(table[: len(slots) // block_size], dtype=torch.int64)
+            layer.close(full, full)
     return inputs
 
 

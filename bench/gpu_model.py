@@ -87,7 +87,8 @@ def replayed_steps(device: torch.device, sizes: Any, dtype: torch.dtype) -> Iter
     loaded = load_from(random_llama(device, sizes, dtype, num_layers=2), device, dtype)
     max_num_seqs, num_blocks = 8, 8 * 4
     storage = KVStorage(loaded.config, num_blocks + 1, BLOCK_SIZE, form_of(dtype), device)
-    storage.data.normal_()
+    for plane in storage.planes:
+        plane.normal_()
     with torch.inference_mode():
         graphs = DecodeGraphs(
             loaded.model,

@@ -78,8 +78,8 @@ def attention(check: Check) -> Rows:
         lens = [(1, sizes.context)] * sizes.batch
         inputs = make_inputs(lens, form, check.dtype, generator, device=check.device, fill=False, **shape)
         seconds = check.time(lambda inputs=inputs: _attend(inputs))  # type: ignore[misc]
-        row_bytes = FORMS[form].value_bytes(sizes.head_dim) + FORMS[form].scale_bytes(sizes.head_dim)
-        rate = 2 * sizes.batch * sizes.context * sizes.kv_heads * row_bytes / seconds
+        row_bytes = FORMS[form].block_bytes(16, sizes.head_dim) / 16  # keys and values
+        rate = sizes.batch * sizes.context * sizes.kv_heads * row_bytes / seconds
         found.append(row(f"decode.{form}", rate / 1e9, "GB/s", share_of(rate, check.copy_rate)))
         lens = [(sizes.chunk, sizes.chunk)]
         inputs = make_inputs(lens, form, check.dtype, generator, device=check.device, fill=False, **shape)

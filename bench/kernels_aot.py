@@ -32,7 +32,16 @@ from pagedd.bench.report import Cell, markdown, print_report
 from pagedd.kernels.triton.variant import Variant
 
 # Modules of kernels/triton/ with `variants(arch)`.
-OPS = ("rms_norm", "silu_and_mul", "rope_kv", "linear", "top_k_top_p", "paged_attention", "split_decode")
+OPS = (
+    "rms_norm",
+    "silu_and_mul",
+    "rope_kv",
+    "close_blocks",
+    "linear",
+    "top_k_top_p",
+    "paged_attention",
+    "split_decode",
+)
 ARCHS = (80, 86, 89, 90, 100, 120)
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

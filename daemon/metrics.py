@@ -298,6 +298,7 @@ class EngineCollector(Collector):
             "cache_dtype": info.kv_cache_dtype,
             "num_gpu_blocks": info.num_blocks,
             "kv_bytes_per_token": info.kv_bytes_per_token,
+            "kv_open_bytes": info.kv_open_bytes,
             "device": info.device,
         }
         # A gauge that is always 1, as vLLM writes it; its labels are the information.

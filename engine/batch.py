@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.sequence import PENDING, Sequence
 from pagedd.engine.staging import to_device
 from pagedd.engine.step import ScheduledSequence
@@ -24,6 +25,7 @@ class AttentionMetadata:
         slot_mapping: [num_tokens] int64; block × block_size + offset where each new token's KV goes.
         max_query_len, max_context_len: the largest of each, as Python ints, so that no kernel has to ask the device.
         num_decodes: the first so many sequences have exactly one query row.
+        open_slots, open_tables: as in `kernels.layout.PagedBatch`, the first int64; empty without open keys.
     """
 
     query_starts: torch.Tensor
@@ -33,6 +35,8 @@ class AttentionMetadata:
     max_query_len: int
     max_context_len: int
     num_decodes: int
+    open_slots: torch.Tensor
+    open_tables: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +60,15 @@ def build_batch(
     block_size: int,
     device: torch.device,
     drawn_rows: Mapping[Sequence, int] | None = None,
+    open_pages: OpenPages | None = None,
 ) -> Batch:
     """The step's tokens, flattened: sequences with one token first. `logits_rows` is in the order of `scheduled`.
 
     In place of a `PENDING` token is −1 − row, the row that `drawn_rows` has for the sequence; `KeyError` for one that
     it does not have.
+
+    Args:
+        open_pages: where the cache has open keys: every block that the step writes to is opened.
     """
     ordered = sorted(scheduled, key=lambda item: item.num_scheduled_tokens != 1)  # stable
     starts = np.array([item.start for item in ordered], dtype=np.int64)
@@ -77,6 +85,16 @@ def build_batch(
     owners = np.repeat(np.arange(len(ordered)), query_lens)  # which sequence each token belongs to
     positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], query_lens)
     slots = block_tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    open_tables = np.zeros((len(ordered), 0), dtype=np.int32)
+    open_slots = np.zeros(0, dtype=np.int64)
+    if open_pages is not None:
+        first_blocks = starts // block_size
+        open_tables = np.zeros((len(ordered), int((num_blocks - first_blocks).max())), dtype=np.int32)
+        for row, item in enumerate(ordered):
+            written = item.sequence.block_table[first_blocks[row] : num_blocks[row]]
+            open_tables[row, : len(written)] = [open_pages.open(block_id) for block_id in written]
+        pages = open_tables[owners, positions // block_size - first_blocks[owners]]
+        open_slots = pages.astype(np.int64) * block_size + positions % block_size
     tokens = np.fromiter(
         itertools.chain.from_iterable(item.token_ids for item in ordered), dtype=np.int64, count=int(query_starts[-1])
     )
@@ -99,6 +117,8 @@ def build_batch(
             query_starts.astype(np.int32),
             context_lens.astype(np.int32),
             block_tables,
+            open_slots,
+            open_tables,
         ],
         device,
     )
@@ -114,5 +134,7 @@ def build_batch(
             max_query_len=int(query_lens.max()),
             max_context_len=int(context_lens.max()),
             num_decodes=int(np.count_nonzero(query_lens == 1)),
+            open_slots=staged[7],
+            open_tables=staged[8],
         ),
     )

@@ -13,7 +13,7 @@ class EngineConfig:
         dtype: of weights and activations: `auto`, `float32`, `bfloat16` or `float16`.
         weight_dtype: form of the weights on a CPU: `auto` (what the file has), `float32`, `bf16`, `int8` or `int4`.
         kv_cache_dtype: form of the KV cache: `auto` (int8 beside quantized weights, else that of the activations),
-            `float32`, `bf16`, `fp16`, `fp8`, `int8` or `int4`.
+            `float32`, `bf16`, `fp16`, `fp8`, `int8`, `k8v4` (keys in 8 bits, values in 4) or `int4`.
         block_size: tokens per KV block: 8, 16 or 32.
         num_blocks: exact pool size; None sizes it from free memory.
         gpu_memory_utilization: share of the device's *free* memory for the pool; None is 0.9 on a GPU, 0.3 on a CPU.

@@ -18,6 +18,7 @@ from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.create_tiers import create_tiers
+from pagedd.engine.kv.open_pages import num_pages_for
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.model.fingerprint import fingerprint
@@ -58,6 +59,7 @@ def create_engine(
         enable_prefix_caching=config.enable_prefix_caching,
         namespace=(("model", Path(config.model).name), ("kv_cache_dtype", info.kv_cache_dtype)),
         tiers=_create_tiers(config, runner, info),
+        open_pages=runner.open_pages,
     )
     scheduler = Scheduler(
         SchedulerConfig(
@@ -97,6 +99,12 @@ def create_runner(
     max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     kv_form = _kv_form(config.kv_cache_dtype, loaded)
+    if kv_form.has_open_keys and config.block_size % 16:
+        raise EngineError(
+            "invalid_setting",
+            f"block_size {config.block_size} with kv_cache_dtype {kv_form.name}, whose scales a block would take more "
+            "than its 4-bit keys save; use block_size 16 or 32",
+        )
     bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
     runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
     # A guess needs the tokens before it, which a step that runs ahead does not know yet.
@@ -109,6 +117,14 @@ def create_runner(
         reserve_bytes += graph_bytes(
             model, config.max_num_seqs, max_model_len, loaded.config.vocab_size, kv_form, config.block_size
         )
+
+    num_pages = 0
+    if kv_form.has_open_keys:
+        num_pages = uses_graphs + num_pages_for(
+            budget, config.block_size, config.max_num_seqs, num_guesses=num_guesses, runs_ahead=runs_ahead
+        )
+    open_bytes = num_pages * KVStorage.bytes_per_page(loaded.config, kv_form, config.block_size)
+    reserve_bytes += open_bytes
 
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what packing the weights took would count as used
@@ -125,8 +141,10 @@ def create_runner(
     else:
         pool = pool_of(config.num_blocks, bytes_per_block, config.block_size, max_model_len)
     log.info("%s; %s, %d bytes a token", pool.describe(), kv_form.name, bytes_per_block // config.block_size)
+    if num_pages:
+        log.info("keys of blocks that are not full: %d pages in 16 bits, %.1f MiB", num_pages, open_bytes / 2**20)
     num_blocks = pool.num_blocks + uses_graphs  # one that belongs to nobody
-    storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device)
+    storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device, num_pages=num_pages)
 
     runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead)
     if backend.compiles_at_first_launch:
@@ -161,6 +179,7 @@ def create_runner(
         block_size=config.block_size,
         num_blocks=pool.num_blocks,
         kv_bytes_per_token=bytes_per_block // config.block_size,
+        kv_open_bytes=open_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=budget,
         model_bytes=model.weight_bytes,
@@ -214,12 +233,6 @@ def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
         raise EngineError(
             "invalid_setting",
             f"kv_cache_dtype {name!r}, this model's kernels here have {usable}; use one of these or auto",
-        )
-    if name == "int4" and loaded.config.head_dim < loaded.backend.least_int4_head_dim:
-        raise EngineError(
-            "invalid_setting",
-            f"kv_cache_dtype 'int4' with heads of {loaded.config.head_dim}, the kernels here read at least "
-            f"{loaded.backend.least_int4_head_dim}; use int8 or auto",
         )
     return FORMS[name]
 

@@ -58,6 +58,8 @@ class DecodeGraphs:
         self._sizes = ladder(max_num_seqs)
         self._scratch_block = scratch_block
         self._scratch_slot = scratch_block * storage.block_size
+        self._scratch_page = storage.open_pages.open(scratch_block) if storage.form.has_open_keys else 0
+        self._block_size = storage.block_size
         largest, max_blocks = self._sizes[-1], -(-max_model_len // storage.block_size)
         self._inputs = Batch(
             token_ids=torch.zeros(largest, dtype=torch.int64, device=device),
@@ -71,6 +73,8 @@ class DecodeGraphs:
                 max_query_len=1,
                 max_context_len=max_model_len,
                 num_decodes=largest,
+                open_slots=torch.full((largest,), self._scratch_page * storage.block_size, device=device),
+                open_tables=torch.full((largest, 1), self._scratch_page, dtype=torch.int32, device=device),
             ),
         )
         # One for all rungs, each of which would otherwise keep its own beside the memory that they share.
@@ -96,6 +100,9 @@ class DecodeGraphs:
         inputs.attention.context_lens[:num_seqs].copy_(given.context_lens)
         inputs.attention.block_tables[:num_seqs, : given.block_tables.shape[1]].copy_(given.block_tables)
         inputs.attention.slot_mapping[:num_seqs].copy_(given.slot_mapping)
+        if given.open_slots.numel():
+            inputs.attention.open_slots[:num_seqs].copy_(given.open_slots)
+            inputs.attention.open_tables[:num_seqs].copy_(given.open_tables)
         if num_seqs < size:
             padding = slice(num_seqs, size)
             inputs.token_ids[padding].zero_()
@@ -103,6 +110,8 @@ class DecodeGraphs:
             inputs.attention.context_lens[padding].fill_(1)
             inputs.attention.block_tables[padding, 0].fill_(self._scratch_block)
             inputs.attention.slot_mapping[padding].fill_(self._scratch_slot)
+            inputs.attention.open_slots[padding].fill_(self._scratch_page * self._block_size)
+            inputs.attention.open_tables[padding].fill_(self._scratch_page)
         self._replays[size]()
         return self._logits[:num_seqs]
 
@@ -162,5 +171,7 @@ def _first(batch: Batch, size: int) -> Batch:
             max_query_len=1,
             max_context_len=given.max_context_len,
             num_decodes=size,
+            open_slots=given.open_slots[:size],
+            open_tables=given.open_tables[:size],
         ),
     )

@@ -13,6 +13,7 @@ class EngineInfo:
         max_model_len: longest prompt + output that the model's context and the settings allow.
         max_request_tokens: the same, also bounded by what the whole pool holds.
         kv_bytes_per_token: of all layers, keys and values, with what scales and padding take.
+        kv_open_bytes: beside the pool, for keys in 16 bits of blocks that are not full; 0 for forms without such.
         model_bytes: what the weights take.
     """
 
@@ -27,6 +28,7 @@ class EngineInfo:
     block_size: int
     num_blocks: int
     kv_bytes_per_token: int
+    kv_open_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int
     model_bytes: int

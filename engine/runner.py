@@ -16,6 +16,7 @@ from pagedd.engine.draw import Draw, PendingTokens
 from pagedd.engine.errors import DeviceLostError
 from pagedd.engine.kv.block_transfers import BlockTransfers
 from pagedd.engine.kv.copy_costs import CopyCosts
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.kv.stored_block import BlockCopy
 from pagedd.engine.model.load import Model
@@ -64,6 +65,16 @@ class ModelRunner(Runner):
     def storage(self) -> KVStorage:
         return self._storage
 
+    @property
+    def open_pages(self) -> OpenPages | None:
+        """Of a cache with open keys."""
+        return self._storage.open_pages if self._storage.form.has_open_keys else None
+
+    def close_pages(self, block_ids: list[int]) -> None:
+        """What a step outside of serving left open belongs to nobody."""
+        for block_id in block_ids:
+            self._storage.open_pages.close(block_id)
+
     def run(self, step: Step) -> list[Sampled]:
         """The `num_draws` tokens of each of `step.scheduled`, in order."""
         return self.launch(step).result()
@@ -75,7 +86,10 @@ class ModelRunner(Runner):
             self._transfers.before_step(step.block_saves, step.block_loads)
             self._storage.copy_blocks(step.block_copies)
             step.block_copies.clear()
-            batch = build_batch(step.scheduled, self._storage.block_size, self._device, self._pending.rows)
+            self._storage.open_pages.settle()
+            batch = build_batch(
+                step.scheduled, self._storage.block_size, self._device, self._pending.rows, self.open_pages
+            )
             if self._pending.rows:
                 batch = replace(batch, token_ids=_fill_in_pending(batch.token_ids, self._pending.tokens))
             prepared = time.perf_counter()

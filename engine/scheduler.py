@@ -293,11 +293,13 @@ class Scheduler:
                 continue
             if item.draft_token_ids:
                 outputs.append(self._verify(item, list(islice(draws, item.num_draws))))
+                self.blocks.close_full_blocks(sequence, item.start)
                 continue
             end = item.start + item.num_scheduled_tokens
             self.counters.recomputed_tokens += max(0, min(end, sequence.num_recompute_tokens) - item.start)
             sequence.num_computed_tokens = end
             self.blocks.index_full_blocks(sequence)
+            self.blocks.close_full_blocks(sequence, item.start)
             drawn = [(sampler, next(draws)) for sampler in item.samplers]
             # Choices may have been aborted since the step was launched.
             drawn = [(sampler, draw) for sampler, draw in drawn if sampler.state is not SequenceState.FINISHED]

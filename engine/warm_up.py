@@ -96,4 +96,6 @@ def _run(runner: ModelRunner, steps: Iterator[Step] | list[Step]) -> None:
     """These are no steps of serving: their time does not count."""
     for step in steps:
         runner.run(step)
+        for item in step.scheduled:
+            runner.close_pages(item.sequence.block_table)
     runner.seconds.update(prepare=0.0, forward=0.0, sample=0.0)

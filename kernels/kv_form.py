@@ -1,32 +1,27 @@
-"""The forms in which a KV cache holds numbers: what a row takes, and how it is quantized. The specification.
+"""The forms in which a KV cache holds numbers, and what they take.
 
-A row is one head's key or value of one token, [head_dim]. The float forms hold it as it is. Quantized ones hold bytes
-and scales, and a block's rows of one head lie together in a *record*: block_size rows of values, then those of scales,
-padded to whole cache lines.
+The float forms hold rows as they are. A quantized one is a form of rows (`row_form.py`) for keys and one for values:
 
-    int8   scale = max |x| / 127, x ≈ q · scale; one scale a row
-    fp8    scale = max |x| / 448, x ≈ e4m3(x / scale) · scale; one scale a row
-    int4   groups of 32 of the row's dimensions, the last of which may be shorter: offset = min x,
-           scale = (max x − offset) / 15, x ≈ offset + q · scale; a scale and an offset a group; byte i holds
-           dimension 2i in its low half and 2i + 1 in its high one
+    int8, fp8   the same for both
+    k8v4        keys in int8, values in int4: values bear rounding better, since attention averages them
+    int4        keys in channel4, values in int4
 
-Scales and offsets are bfloat16: they need a float32's range (values of 1e-6 and 1e5 survive, which float16 would lose)
-and little of its precision, since they are rounded first, the offset downwards, and values are quantized against what
-was rounded. A row with NaN or infinity gets NaN as its scale (int4: the group), so it never reads as plausible numbers.
+A block's rows of one head, of its keys or of its values, lie together in a *record*: block_size rows of values, then
+those of scales, padded to whole cache lines.
 
-What reads and writes the same in C++ is `cpu/kv_rows.h` and `cpu/kv_quantize.h`. Knows nothing of blocks' owners.
+Keys in channel4 wait, as bfloat16, in a *page* beside the cache until their block is full. Whatever a step computes
+together, a query at position p sees the keys of its own block, p // block_size, as bfloat16, and those of the blocks
+before it as quantized: what was full at p. So neither chunks nor neighbours nor cached prefixes change a number. Knows
+nothing of blocks' owners.
 """
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-GROUP = 32  # dimensions of an int4 group
+from pagedd.kernels.row_form import RowForm
+
 _LINE = 64  # bytes
-_NAN = 0x7FC0  # as bfloat16
-_SMALLEST_NORMAL = 2.0**-126  # a smaller scale is 0: its inverse would not be finite
-_LIMITS = {"int8": 127.0, "fp8": 448.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +31,34 @@ class KVForm:
     Attributes:
         name: as in the flag `--kv-cache-dtype`.
         dtype: of a float form; `None` of a quantized one.
+        rows: of a quantized form, that of keys and that of values.
     """
 
     name: str
     dtype: torch.dtype | None = None
+    rows: tuple[RowForm, ...] = ()
 
-    def value_bytes(self, head_dim: int) -> int:
-        """Of one row."""
+    @property
+    def has_open_keys(self) -> bool:
+        """Whether keys wait in 16 bits until their block is full."""
+        return bool(self.rows) and self.rows[0].needs_whole_block
+
+    def record_bytes(self, plane: int, block_size: int, head_dim: int) -> int:
+        """Of one block, for keys (`plane` 0) or values (1) of one head of one layer; padding included."""
         if self.dtype is not None:
-            return head_dim * self.dtype.itemsize
-        return -(-head_dim // 2) if self.name == "int4" else head_dim
+            return block_size * head_dim * self.dtype.itemsize
+        rows = self.rows[plane]
+        num_bytes = block_size * rows.value_bytes(head_dim)
+        num_bytes += rows.num_scale_rows(block_size) * rows.scale_bytes(head_dim)
+        return -(-num_bytes // _LINE) * _LINE
 
-    def scale_bytes(self, head_dim: int) -> int:
-        """Of one row."""
-        if self.dtype is not None:
-            return 0
-        return 4 * _num_groups(head_dim) if self.name == "int4" else 2
+    def block_bytes(self, block_size: int, head_dim: int) -> int:
+        """Of one block, keys and values of one head of one layer."""
+        return sum(self.record_bytes(plane, block_size, head_dim) for plane in range(2))
 
-    def record_bytes(self, block_size: int, head_dim: int) -> int:
-        """Of one block, for keys or values of one head of one layer; padding included."""
-        num_bytes = block_size * (self.value_bytes(head_dim) + self.scale_bytes(head_dim))
-        return num_bytes if self.dtype is not None else -(-num_bytes // _LINE) * _LINE
+    def page_bytes(self, block_size: int, head_dim: int) -> int:
+        """Of one open block's keys of one head of one layer."""
+        return block_size * head_dim * torch.bfloat16.itemsize if self.has_open_keys else 0
 
     def gathered_bytes(self, itemsize: int) -> int:
         """Upper bound on what attention over gathered blocks holds for one key's and one value's number together.
@@ -68,26 +70,9 @@ class KVForm:
         """
         return 2 * itemsize if self.dtype is not None else 2 * itemsize + 10
 
-    def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[..., head_dim] of any float dtype → uint8 values [..., value_bytes] and scales [..., scale_bytes]."""
-        x = x.float()
-        if self.name == "int4":
-            return _quantize_int4(x)
-        limit = _LIMITS[self.name]
-        scale, inverse = _step(x.abs().amax(dim=-1), 1 / limit, x.isfinite().all(dim=-1))
-        scaled = (x * inverse[..., None]).clamp(-limit, limit)
-        # Infinity times an inverse of 0 is NaN; such a row is NaN by its scale.
-        scaled = torch.where(inverse[..., None] == 0, 0.0, scaled)
-        values = scaled.round().to(torch.int8) if self.name == "int8" else scaled.to(torch.float8_e4m3fn)
-        return values.view(torch.uint8), scale[..., None].contiguous().view(torch.uint8)
 
-    def dequantize(self, values: torch.Tensor, scales: torch.Tensor, head_dim: int) -> torch.Tensor:
-        """The reverse of `quantize`, as float32 [..., head_dim]."""
-        steps = scales.contiguous().view(torch.bfloat16).float()
-        if self.name == "int4":
-            return _dequantize_int4(values, steps.view(*steps.shape[:-1], -1, 2), head_dim)
-        numbers = values.view(torch.int8 if self.name == "int8" else torch.float8_e4m3fn)
-        return numbers.float().mul_(steps)
+def _quantized(name: str, keys: str, values: str) -> KVForm:
+    return KVForm(name, rows=(RowForm(keys), RowForm(values)))
 
 
 FORMS = {
@@ -96,9 +81,10 @@ FORMS = {
         KVForm("float32", torch.float32),
         KVForm("bf16", torch.bfloat16),
         KVForm("fp16", torch.float16),
-        KVForm("int8"),
-        KVForm("fp8"),
-        KVForm("int4"),
+        _quantized("int8", "int8", "int8"),
+        _quantized("fp8", "fp8", "fp8"),
+        _quantized("k8v4", "int8", "int4"),
+        _quantized("int4", "channel4", "int4"),
     )
 }
 
@@ -106,48 +92,3 @@ FORMS = {
 def form_of(dtype: torch.dtype) -> KVForm:
     """The float form that holds `dtype` as it is."""
     return next(form for form in FORMS.values() if form.dtype == dtype)
-
-
-def _num_groups(head_dim: int) -> int:
-    return -(-head_dim // GROUP)
-
-
-def _step(width: torch.Tensor, per_step: float, is_finite: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale that spreads `width` over its steps, as bits of bfloat16, and the inverse of what was rounded.
-
-    The inverse is 0 where every value becomes 0: of a scale that is 0 or NaN.
-    """
-    scale = width * per_step
-    is_finite = is_finite & scale.isfinite()
-    rounded = torch.where(is_finite, scale, 0.0).bfloat16()
-    rounded = torch.where(rounded < _SMALLEST_NORMAL, 0.0, rounded)
-    wide = rounded.float()
-    inverse = torch.where(wide > 0, 1 / wide, 0.0)
-    return torch.where(is_finite, rounded.view(torch.int16), _NAN).to(torch.int16), inverse
-
-
-def _quantize_int4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    head_dim = x.shape[-1]
-    num_missing = _num_groups(head_dim) * GROUP - head_dim
-    # The last dimension again and again: that changes no group's range.
-    padded = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], num_missing)], dim=-1)
-    groups = padded.view(*x.shape[:-1], -1, GROUP)
-    is_finite = groups.isfinite().all(dim=-1)
-    lowest = torch.where(is_finite, groups.amin(dim=-1), 0.0) + 0.0  # + 0: no negative zero
-    bits = lowest.view(torch.int32)
-    offset = ((bits >> 16) + ((bits < 0) & ((bits & 0xFFFF) != 0))).to(torch.int16)  # rounded down
-    base = offset.view(torch.bfloat16).float()
-    scale, inverse = _step(groups.amax(dim=-1) - base, 1 / 15, is_finite)
-    q = ((groups - base[..., None]) * inverse[..., None]).round().clamp(0, 15)
-    q = torch.where(inverse[..., None] == 0, 0.0, q).flatten(-2)[..., :head_dim].to(torch.uint8)
-    low, high = F.pad(q, (0, head_dim % 2)).view(*x.shape[:-1], -1, 2).unbind(-1)
-    return low | high << 4, torch.stack([scale, offset], dim=-1).flatten(-2).view(torch.uint8)
-
-
-def _dequantize_int4(values: torch.Tensor, steps: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """`steps`: [..., num_groups, 2], scale and offset."""
-    num_groups = _num_groups(head_dim)
-    q = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)
-    q = F.pad(q, (0, num_groups * GROUP - q.shape[-1])).view(*q.shape[:-1], num_groups, GROUP)
-    scale, offset = steps[..., None].unbind(-2)
-    return q.float().mul_(scale).add_(offset).flatten(-2)[..., :head_dim].contiguous()

@@ -13,8 +13,7 @@ from typing import Protocol, cast
 import torch
 
 from pagedd.kernels import torch_ops
-from pagedd.kernels.kv_form import GROUP
-from pagedd.kernels.layout import KVLayer, PagedBatch
+from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer
 from pagedd.kernels.packed_weight import PackedWeight
 
 BACKEND_VARIABLE = "PAGEDD_KERNELS"
@@ -29,8 +28,14 @@ class Backend(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor: ...
     def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_layer: KVLayer,
+        slot_mapping: torch.Tensor,
+        open_slots: torch.Tensor | None = None,
     ) -> None: ...
+    def close_blocks(self, kv_layer: QuantizedLayer, batch: PagedBatch) -> None: ...
     def rope_and_write_kv(
         self,
         query: torch.Tensor,
@@ -40,6 +45,7 @@ class Backend(Protocol):
         sin: torch.Tensor,
         kv_layer: KVLayer,
         slot_mapping: torch.Tensor,
+        open_slots: torch.Tensor | None = None,
     ) -> None: ...
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor: ...
     def keep_best(
@@ -65,7 +71,6 @@ class BackendChoice:
         can_be_captured: it never waits for the device, so its launches can become a CUDA graph.
         compiles_at_first_launch: a launch of a new kind takes seconds, so each has to be made before serving.
         gathers_kv: attention needs room for a copy of the keys and values that it reads.
-        least_int4_head_dim: smaller heads it does not read from an int4 cache.
         keeps_weights_packed: `packed_linear` reads 4 or 8 bits a number, so it pays to leave them as they are.
     """
 
@@ -75,7 +80,6 @@ class BackendChoice:
     compiles_at_first_launch: bool = False
     keeps_weights_packed: bool = False
     gathers_kv: bool = True
-    least_int4_head_dim: int = 1
 
 
 _MODULES = {
@@ -115,7 +119,6 @@ def select_backend(device: torch.device) -> BackendChoice:
         compiles_at_first_launch=is_triton and device.type == "cuda",
         keeps_weights_packed=is_triton,
         gathers_kv=not is_triton,
-        least_int4_head_dim=GROUP if is_triton else 1,  # a tile is no narrower than a group
     )
 
 
@@ -147,15 +150,22 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return _active.silu_and_mul(x)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
-    """Stores each row's key and value in its slot, in the form of the cache.
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
+) -> None:
+    """Stores each row's key and value in its slot, in the form of the cache; an open key in its page.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim], any float dtype.
         kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
         slot_mapping: [num_tokens] int64, no slot twice.
+        open_slots: as in `PagedBatch`; where the form of the cache has open keys. `close_blocks` has to follow then.
     """
-    _active.write_kv(key, value, kv_layer, slot_mapping)
+    _active.write_kv(key, value, kv_layer, slot_mapping, open_slots)
 
 
 def rope_and_write_kv(
@@ -166,6 +176,7 @@ def rope_and_write_kv(
     sin: torch.Tensor,
     kv_layer: KVLayer,
     slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
 ) -> None:
     """Rotates `query` in place (Su et al. 2021, in the half-split order of transformers), and stores the rotated key.
 
@@ -173,10 +184,19 @@ def rope_and_write_kv(
 
     Args:
         query: [num_tokens, num_heads, head_dim]; like key and value it may be a view into a wider row.
-        key, value, kv_layer, slot_mapping: as in `write_kv`.
+        key, value, kv_layer, slot_mapping, open_slots: as in `write_kv`.
         cos, sin: [num_tokens, head_dim // 2] float32, of each token's position times the inverse frequencies.
     """
-    _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot_mapping)
+    _active.rope_and_write_kv(query, key, value, cos, sin, kv_layer, slot_mapping, open_slots)
+
+
+def close_blocks(kv_layer: QuantizedLayer, batch: PagedBatch) -> None:
+    """Quantizes the keys of the blocks that the batch's tokens fill, out of their pages.
+
+    Args:
+        kv_layer: of a form with open keys; all keys of the batch are written.
+    """
+    _active.close_blocks(kv_layer, batch)
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:

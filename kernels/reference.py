@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer, block_size_of
+from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer, block_size_of, has_open_keys
 from pagedd.kernels.packed_weight import PackedWeight
 
 
@@ -46,15 +46,24 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return (gate / (1 + torch.exp(-gate)) * up).to(x.dtype)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
+) -> None:
     block_size = block_size_of(kv_layer)
     for row, slot in enumerate(slot_mapping.tolist()):
         block, offset = divmod(slot, block_size)
         for plane, x in enumerate((key, value)):
-            if isinstance(kv_layer, QuantizedLayer):
-                values, scales = kv_layer.form.quantize(x[row])
-                kv_layer.values[plane, block, :, offset] = values
-                kv_layer.scales[plane, block, :, offset] = scales
+            if open_slots is not None and plane == 0 and has_open_keys(kv_layer):
+                page, open_offset = divmod(int(open_slots[row]), block_size)
+                kv_layer.open_keys[page, :, open_offset] = x[row].bfloat16()
+            elif isinstance(kv_layer, QuantizedLayer):
+                values, scales = kv_layer.form.rows[plane].quantize(x[row])
+                kv_layer.values(plane)[block, :, offset] = values
+                kv_layer.scales(plane)[block, :, offset] = scales
             else:
                 kv_layer[plane, block, :, offset] = x[row]
 
@@ -67,10 +76,21 @@ def rope_and_write_kv(
     sin: torch.Tensor,
     kv_layer: KVLayer,
     slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
 ) -> None:
     apply_rope(query, cos, sin)
     apply_rope(key, cos, sin)
-    write_kv(key, value, kv_layer, slot_mapping)
+    write_kv(key, value, kv_layer, slot_mapping, open_slots)
+
+
+def close_blocks(kv_layer: QuantizedLayer, batch: PagedBatch) -> None:
+    starts = batch.query_starts.tolist()
+    for i, context_len in enumerate(batch.context_lens.tolist()):
+        first = (context_len - starts[i + 1] + starts[i]) // kv_layer.block_size
+        for j in range(first, context_len // kv_layer.block_size):
+            kv_layer.close(
+                batch.block_tables[i, j : j + 1].long(), batch.open_tables[i, j - first : j - first + 1].long()
+            )
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -89,11 +109,13 @@ def paged_attention(
 ) -> torch.Tensor:
     """Each query row in turn looks at each visible key in turn.
 
-    With p the row's position, key j is visible when j <= p and, under a sliding window, p − j < sliding_window.
+    With p the row's position, key j is visible when j <= p and, under a sliding window, p − j < sliding_window. Where
+    the cache has open keys, those of the row's own block, p // block_size, are the ones in its page.
     """
     block_size = block_size_of(kv_layer)
+    open_keys = kv_layer.open_keys if has_open_keys(kv_layer) else None
     if isinstance(kv_layer, QuantizedLayer):
-        kv_layer = kv_layer.form.dequantize(kv_layer.values, kv_layer.scales, kv_layer.head_dim)
+        kv_layer = torch.stack([kv_layer.dequantize(plane) for plane in range(2)])
     group_size = query.shape[1] // kv_layer.shape[2]  # query heads that share one KV head
     output = torch.empty_like(query)
     starts = batch.query_starts.tolist()
@@ -106,6 +128,10 @@ def paged_attention(
                 for j in range(first, position + 1):
                     block = int(batch.block_tables[i, j // block_size])
                     key, value = kv_layer[:, block, head // group_size, j % block_size].double()
+                    if open_keys is not None and j // block_size == position // block_size:
+                        first_block = (context_len - (starts[i + 1] - starts[i])) // block_size
+                        page = int(batch.open_tables[i, j // block_size - first_block])
+                        key = open_keys[page, head // group_size, j % block_size].double()
                     score = float(query[row, head].double() @ key) * scale
                     scores.append(score if soft_cap is None else soft_cap * math.tanh(score / soft_cap))
                     values.append(value)

@@ -17,13 +17,21 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer, PagedBatch, QuantizedLayer, block_size_of
+from pagedd.kernels.layout import (
+    MAX_GATHERED_SLOTS,
+    KVLayer,
+    PagedBatch,
+    QuantizedLayer,
+    block_size_of,
+    has_open_keys,
+)
 from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.ranking import keep_best
 
 __all__ = [
     "add_rms_norm",
     "apply_rope",
+    "close_blocks",
     "keep_best",
     "packed_linear",
     "paged_attention",
@@ -64,15 +72,22 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate).mul_(up)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
+) -> None:
     block_size = block_size_of(kv_layer)
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
     for plane, x in enumerate((key, value)):
-        if isinstance(kv_layer, QuantizedLayer):
-            values, scales = kv_layer.form.quantize(x)
-            kv_layer.values[plane][blocks, :, offsets] = values
-            kv_layer.scales[plane][blocks, :, offsets] = scales
+        if open_slots is not None and plane == 0 and has_open_keys(kv_layer):
+            pages = torch.div(open_slots, block_size, rounding_mode="floor")
+            kv_layer.open_keys[pages, :, open_slots - pages * block_size] = x.bfloat16()
+        elif isinstance(kv_layer, QuantizedLayer):
+            kv_layer.write(plane, blocks, offsets, x)
         else:
             kv_layer[plane][blocks, :, offsets] = x.to(kv_layer.dtype)
 
@@ -85,10 +100,27 @@ def rope_and_write_kv(
     sin: torch.Tensor,
     kv_layer: KVLayer,
     slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
 ) -> None:
     apply_rope(query, cos, sin)
     apply_rope(key, cos, sin)
-    write_kv(key, value, kv_layer, slot_mapping)
+    write_kv(key, value, kv_layer, slot_mapping, open_slots)
+
+
+def close_blocks(kv_layer: QuantizedLayer, batch: PagedBatch) -> None:
+    blocks, pages = _full_blocks(batch, kv_layer.block_size)
+    kv_layer.close(blocks, pages)
+
+
+@functools.lru_cache(maxsize=1)  # the batch is hashed by identity
+def _full_blocks(batch: PagedBatch, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks that a step fills, and their pages."""
+    ends = batch.context_lens.long() // block_size
+    firsts = (batch.context_lens - batch.query_starts.diff()).long() // block_size
+    columns = torch.arange(batch.open_tables.shape[1], device=ends.device)
+    is_full = columns < (ends - firsts)[:, None]
+    logical = (firsts[:, None] + columns).clamp(max=batch.block_tables.shape[1] - 1)
+    return batch.block_tables.gather(1, logical)[is_full].long(), batch.open_tables[is_full].long()
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -107,7 +139,7 @@ def paged_attention(
     head_dim, block_size = query.shape[-1], block_size_of(kv_layer)
     output = torch.empty_like(query)
     if isinstance(kv_layer, QuantizedLayer):
-        num_kv_heads = kv_layer.data.shape[2]
+        num_kv_heads = kv_layer.planes[0].shape[1]
     else:
         num_kv_heads, query = kv_layer.shape[2], query.to(kv_layer.dtype)
     for part in _plan(batch, num_kv_heads, block_size, sliding_window):
@@ -115,22 +147,36 @@ def paged_attention(
             _gather(kv_layer, plane, part.block_rows, query.dtype).view(-1, part.num_slots, head_dim)
             for plane in range(2)
         )
+        open_keys = _gather_open(kv_layer, part.open_pages, query.dtype)
         if isinstance(part, _Decodes):
+            if open_keys is not None:  # of the last block: the one that each of them is in
+                blocks = k.view(len(part.rows), num_kv_heads, -1, block_size, head_dim)
+                blocks[torch.arange(len(part.rows)), :, part.own_columns] = open_keys
             v.view(-1, head_dim).index_fill_(0, part.stale_rows, 0)
             attended = _attend_decodes(query[part.rows], k, v, part.is_hidden, scale, soft_cap)
             output[part.rows] = attended.to(output.dtype)
         else:
             for tile in part.tiles:
                 tile_keys = slice(tile.first_key, tile.end_key)
+                own_keys = None if open_keys is None else open_keys.transpose(0, 1).flatten(1, 2)[:, tile.own_keys]
                 output[tile.first_row : tile.end_row] = _attend_tile(
                     query[tile.first_row : tile.end_row],
                     k[:, tile_keys],
                     v[:, tile_keys],
+                    own_keys,
+                    tile.is_own,
                     tile.is_hidden,
                     scale,
                     soft_cap,
                 )
     return output
+
+
+def _gather_open(kv_layer: KVLayer, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """[num_pages, num_kv_heads, block_size, head_dim] where the form has open keys."""
+    if has_open_keys(kv_layer):
+        return kv_layer.open_keys.index_select(0, pages).to(dtype)
+    return None
 
 
 def _gather(kv_layer: KVLayer, plane: int, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -151,6 +197,8 @@ class _Decodes:
         stale_rows: rows of the gathered values, seen as [num_seqs × num_kv_heads × num_slots, head_dim], that the
             sequence never wrote. Their weight is 0, but what an earlier owner of the block left there may be NaN, and
             0 × NaN would reach this sequence: they are cleared after gathering.
+        open_pages: [num_seqs]; of each one's own block, where the form of the cache has open keys.
+        own_columns: [num_seqs]; which of its gathered blocks that is.
     """
 
     rows: torch.Tensor
@@ -158,6 +206,8 @@ class _Decodes:
     num_slots: int
     is_hidden: torch.Tensor
     stale_rows: torch.Tensor
+    open_pages: torch.Tensor
+    own_columns: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +216,8 @@ class _Tile:
 
     Attributes:
         is_hidden: [num_rows, n] bool, of the last n of those keys; every row sees the ones before them.
+        own_keys: the last of the tile's keys, from the first row's block on, among those of the chunk's open pages.
+        is_own: [num_rows, keys of `own_keys`] bool; whether row and key are of one block.
     """
 
     first_row: int
@@ -173,15 +225,18 @@ class _Tile:
     first_key: int
     end_key: int
     is_hidden: torch.Tensor
+    own_keys: slice
+    is_own: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One sequence's new rows. `block_rows` as in `_Decodes`, for one sequence."""
+    """One sequence's new rows. `block_rows` as in `_Decodes`, for one sequence; `open_pages` of all blocks it is in."""
 
     block_rows: torch.Tensor
     num_slots: int
     tiles: tuple[_Tile, ...]
+    open_pages: torch.Tensor
 
 
 @functools.lru_cache(maxsize=4)  # one entry per sliding window in use; the batch is hashed by identity
@@ -195,9 +250,13 @@ def _plan(
     ]
     chunk_starts = itertools.pairwise(batch.query_starts.tolist()[batch.num_decodes :])
     chunks = [
-        _plan_chunk(table, first_row, end_row, context_len, num_kv_heads, block_size, sliding_window)
-        for table, (first_row, end_row), context_len in zip(
-            batch.block_tables[batch.num_decodes :], chunk_starts, contexts[batch.num_decodes :], strict=True
+        _plan_chunk(table, pages, first_row, end_row, context_len, num_kv_heads, block_size, sliding_window)
+        for table, pages, (first_row, end_row), context_len in zip(
+            batch.block_tables[batch.num_decodes :],
+            batch.open_tables[batch.num_decodes :],
+            chunk_starts,
+            contexts[batch.num_decodes :],
+            strict=True,
         )
     ]
     return (*decodes, *chunks)
@@ -242,12 +301,19 @@ def _plan_decodes(
     is_stale = columns.repeat_interleave(block_size, dim=1) * block_size + offsets % block_size >= lens
     stale_rows = is_stale[:, None].expand(-1, num_kv_heads, -1).flatten().nonzero().flatten()
     return _Decodes(
-        rows, _block_rows(blocks, num_kv_heads), num_blocks * block_size, is_hidden[:, None, None], stale_rows
+        rows,
+        _block_rows(blocks, num_kv_heads),
+        num_blocks * block_size,
+        is_hidden[:, None, None],
+        stale_rows,
+        open_pages=batch.open_tables[rows, :1].flatten(),
+        own_columns=(end_blocks - 1 - first_blocks).flatten(),
     )
 
 
 def _plan_chunk(
     block_table: torch.Tensor,  # [max_num_blocks]
+    open_pages: torch.Tensor,  # [max_num_pages]
     first_row: int,
     end_row: int,
     context_len: int,
@@ -270,9 +336,23 @@ def _plan_chunk(
         queries = torch.arange(first_query, end_key, device=block_table.device)[:, None]
         keys = torch.arange(first_masked, end_key, device=block_table.device)
         is_hidden = (keys > queries) | (keys <= queries - window)
-        tiles.append(_Tile(tile_row, tile_end, first_key - first_slot, end_key - first_slot, is_hidden))
+        first_own = max(first_key, first_query // block_size * block_size)
+        own = torch.arange(first_own, end_key, device=block_table.device)
+        first_page_slot = start // block_size * block_size
+        tiles.append(
+            _Tile(
+                tile_row,
+                tile_end,
+                first_key - first_slot,
+                end_key - first_slot,
+                is_hidden,
+                own_keys=slice(first_own - first_page_slot, end_key - first_page_slot),
+                is_own=own // block_size == queries // block_size,
+            )
+        )
     num_slots = (end_block - first_block) * block_size
-    return _Chunk(_block_rows(block_table[None, first_block:end_block], num_kv_heads), num_slots, tuple(tiles))
+    block_rows = _block_rows(block_table[None, first_block:end_block], num_kv_heads)
+    return _Chunk(block_rows, num_slots, tuple(tiles), open_pages[: end_block - start // block_size])
 
 
 def _block_rows(blocks: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
@@ -304,6 +384,8 @@ def _attend_tile(
     query: torch.Tensor,  # [num_rows, num_heads, head_dim]
     key: torch.Tensor,  # [num_kv_heads, num_keys, head_dim]
     value: torch.Tensor,  # the same
+    own_keys: torch.Tensor | None,  # [num_kv_heads, n, head_dim], open keys in place of the last n
+    is_own: torch.Tensor,  # [num_rows, n], for which rows
     is_hidden: torch.Tensor,  # [num_rows, n]
     scale: float,
     soft_cap: float | None,
@@ -312,6 +394,10 @@ def _attend_tile(
     num_kv_heads, num_keys, _ = key.shape
     folded = query.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
     scores = _scores(folded, key, scale, soft_cap)
+    if own_keys is not None:
+        own = _scores(folded, own_keys, scale, soft_cap).view(num_heads, num_rows, -1)
+        quantized = scores.view(num_heads, num_rows, num_keys)[..., num_keys - own.shape[-1] :]
+        quantized.copy_(torch.where(is_own, own, quantized))
     masked = scores.view(num_heads, num_rows, num_keys)[..., num_keys - is_hidden.shape[1] :]
     masked.masked_fill_(is_hidden, float("-inf"))
     attended = torch.bmm(scores.softmax(dim=-1), value)

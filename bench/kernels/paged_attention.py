@@ -48,6 +48,8 @@ class Batch:
     max_query_len: int
     max_context_len: int
     num_decodes: int
+    open_slots: torch.Tensor
+    open_tables: torch.Tensor
 
 
 def make_batch(lens: list[tuple[int, int]], block_size: int) -> tuple[Batch, int]:
@@ -63,19 +65,25 @@ def make_batch(lens: list[tuple[int, int]], block_size: int) -> tuple[Batch, int
         max_query_len=max(query_lens),
         max_context_len=max(contexts),
         num_decodes=query_lens.count(1),
+        open_slots=torch.empty(0, dtype=torch.int64, device="cuda"),
+        open_tables=torch.arange(width, device="cuda").int().expand(len(lens), width),
     )
     return batch, num_blocks
 
 
 def make_layer(shape: AttentionShape, num_blocks: int) -> KVLayer:
     """Random numbers: a card draws more power, and runs slower, on them than on zeros."""
-    outer = (2, num_blocks, shape.num_kv_heads)
-    if shape.form.dtype is not None:
-        return torch.randn(*outer, shape.block_size, shape.head_dim, device="cuda", dtype=shape.form.dtype)
-    data = torch.randint(256, (*outer, shape.record), device="cuda", dtype=torch.uint8)
-    layer = QuantizedLayer(data, shape.form, shape.block_size, shape.head_dim)
-    scales = torch.full(layer.scales.shape[:-1], 2**-6, device="cuda", dtype=torch.bfloat16)
-    layer.scales.copy_(scales[..., None].view(torch.uint8).repeat(1, 1, 1, 1, layer.scales.shape[-1] // 2))
+    form = shape.form
+    if form.dtype is not None:
+        size = (2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        return torch.randn(size, device="cuda", dtype=form.dtype)
+    device = torch.device("cuda")
+    sizes = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    layer = QuantizedLayer.filled(form, *sizes, device=device, num_pages=num_blocks)
+    layer.open_keys.normal_()
+    for plane in range(2):
+        layer.values(plane).random_(0, 256)
+        layer.scales(plane).view(torch.int16).fill_(0x3C80)  # 2⁻⁶ as bfloat16
     return layer
 
 
@@ -86,8 +94,8 @@ def measure(case: str, shape: AttentionShape, copy_rate: float, product_rate: fl
     layer = make_layer(shape, num_blocks)
     query = torch.randn(sum(q for q, _ in lens), shape.num_heads, shape.head_dim, device="cuda", dtype=shape.dtype)
     seconds = seconds_of(lambda: paged_attention(query, layer, batch, scale=shape.head_dim**-0.5), query.device)
-    row_bytes = shape.form.value_bytes(shape.head_dim) + shape.form.scale_bytes(shape.head_dim)
-    num_bytes = 2 * shape.num_kv_heads * row_bytes * sum(context for _, context in lens)
+    block_bytes = shape.form.block_bytes(shape.block_size, shape.head_dim)
+    num_bytes = shape.num_kv_heads * block_bytes * sum(context for _, context in lens) // shape.block_size
     pairs = sum(q * context - q * (q - 1) // 2 for q, context in lens)
     operations = 4 * shape.num_heads * shape.head_dim * pairs
     return {

@@ -19,16 +19,19 @@ TOKEN_COUNTS = (1, 64, 2048)
 
 def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
     rows = []
-    for name in ("bf16", "fp8", "int8", "int4"):
+    for name in ("bf16", "fp8", "int8", "k8v4", "int4"):
         for num_tokens in TOKEN_COUNTS:
             form = FORMS[name]
             kv_layer = make_layer(form, -(-num_tokens // BLOCK_SIZE), device)
             heads = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=device).bfloat16()
             query, key, value = torch.split(heads, [NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
             cos = torch.randn(num_tokens, HEAD_DIM // 2, device=device)
-            arguments = (query, key, value, cos, cos, kv_layer, torch.arange(num_tokens, device=device))
-            record = form.value_bytes(HEAD_DIM) + form.scale_bytes(HEAD_DIM)
-            written = num_tokens * (NUM_HEADS * HEAD_DIM * 2 + 2 * NUM_KV_HEADS * record)
+            slots = torch.arange(num_tokens, device=device)
+            arguments = (query, key, value, cos, cos, kv_layer, slots, slots)
+            # A head's key and value; an open key is written to its page.
+            key_bytes = form.page_bytes(1, HEAD_DIM) or form.record_bytes(0, BLOCK_SIZE, HEAD_DIM) // BLOCK_SIZE
+            cached = key_bytes + form.record_bytes(1, BLOCK_SIZE, HEAD_DIM) // BLOCK_SIZE
+            written = num_tokens * (NUM_HEADS * HEAD_DIM * 2 + NUM_KV_HEADS * cached)
             num_bytes = heads.nbytes + written + 2 * cos.nbytes
             case = f"{name}, {num_tokens} tokens"
             rows.append(row(case, partial(rope_and_write_kv, *arguments), device, num_bytes, copied))
@@ -36,11 +39,11 @@ def measure(device: torch.device, copied: float) -> list[dict[str, Cell]]:
 
 
 def make_layer(form: KVForm, num_blocks: int, device: torch.device) -> KVLayer:
-    shape = (2, num_blocks, NUM_KV_HEADS)
     if form.dtype is not None:
-        return torch.zeros(*shape, BLOCK_SIZE, HEAD_DIM, dtype=form.dtype, device=device)
-    data = torch.zeros(*shape, form.record_bytes(BLOCK_SIZE, HEAD_DIM), dtype=torch.uint8, device=device)
-    return QuantizedLayer(data, form, BLOCK_SIZE, HEAD_DIM)
+        return torch.zeros(2, num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=form.dtype, device=device)
+    return QuantizedLayer.filled(
+        form, num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device=device, num_pages=num_blocks
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

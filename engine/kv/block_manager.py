@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.block_pool import BlockPool
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.prefix_cache import CachedBlock, Hasher, PrefixCache, blake2b_digest
 from pagedd.engine.kv.stored_block import BlockCopy, next_block
 from pagedd.engine.kv.tiers import Tiers
@@ -23,6 +24,7 @@ class BlockManager:
         namespace: (tag, value) pairs that the KV of every block depends on; see `PrefixCache`.
         tiers: what keeps blocks that the pool evicts; they need prefix caching.
         clock: see `BlockPool`.
+        open_pages: of the storage that these blocks are in.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class BlockManager:
         hasher: Hasher = blake2b_digest,
         tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
+        open_pages: OpenPages | None = None,
     ) -> None:
+        self.open_pages = open_pages or OpenPages(0)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._clock = clock
@@ -138,6 +142,13 @@ class BlockManager:
             sequence.last_indexed = entry
             sequence.num_indexed_blocks = i + 1
 
+    def close_full_blocks(self, sequence: Sequence, start: int) -> None:
+        """After tokens from `start` on were computed and taken: full blocks need no page of open keys any more."""
+        for block_id in sequence.block_table[
+            start // self.block_size : sequence.num_computed_tokens // self.block_size
+        ]:
+            self.open_pages.close(block_id)
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives `child`, which starts with the same computed tokens, every block of `parent`."""
         for block_id in parent.block_table:
@@ -235,6 +246,8 @@ class BlockManager:
 
     def reset(self) -> None:
         """Forgets every content and reference. Only for an engine without a live sequence."""
+        for block_id in range(self.pool.num_blocks):
+            self.open_pages.close(block_id)
         self.pool = BlockPool(self.pool.num_blocks, clock=self._clock)
         self.prefix_cache.clear()
         if self.tiers is not None:
@@ -316,3 +329,5 @@ class BlockManager:
 
     def _release(self, block_id: int) -> None:
         self.pool.release(block_id, keep=block_id in self.prefix_cache)
+        if self.pool.ref_count(block_id) == 0:
+            self.open_pages.close(block_id)

@@ -71,8 +71,7 @@ def _segment_form(storage: KVStorage, identity: Mapping[str, str]) -> SegmentFor
     facts = {
         **identity,
         "kv_cache_dtype": storage.form.name,
-        "planes": list(storage.data.shape[:2]),
-        "plane": list(storage.data.shape[3:]),
+        "planes": [[plane.shape[0], *plane.shape[2:]] for plane in storage.planes],  # of how many blocks, is no matter
         "layout": LAYOUT_VERSION,
     }
     digest = blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=IDENTITY_BYTES).digest()

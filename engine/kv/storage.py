@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy
 from pagedd.engine.model.config import ModelConfig
 from pagedd.engine.staging import to_device
@@ -27,32 +28,51 @@ LAYOUT_VERSION = 1
 
 
 class KVStorage:
-    """`[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`, keys first, then values.
+    """Keys, then values of each layer: `[num_blocks, num_kv_heads, block_size, head_dim]`, or quantized records.
 
-    In a quantized form uint8 `[num_layers, 2, num_blocks, num_kv_heads, record_bytes]`: a block is a block in either.
-    The memory is not cleared, so that on a CPU a page costs nothing until a block in it is first written. Huge pages
-    would make attention a tenth quicker, and the first use of a pool slower by more: each clears 2 MiB, in every plane.
+    A block is a block in either form. The memory is not cleared, so that on a CPU a page costs nothing until a block in
+    it is first written. Huge pages would make attention a tenth quicker, and the first use of a pool slower by more:
+    each clears 2 MiB, in every plane.
+
+    Attributes:
+        data: [num_layers, bytes] uint8, the one allocation.
+        planes: keys and values, views: [num_layers, num_blocks, num_kv_heads, block_size, head_dim] of a float form,
+            uint8 [num_layers, num_blocks, num_kv_heads, record_bytes] of a quantized one.
+        open_pages: who has which of `num_pages` pages of open keys; none unless the form has such.
+        open_keys: [num_layers, num_pages, num_kv_heads, block_size, head_dim] bfloat16.
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, form: KVForm, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        form: KVForm,
+        device: torch.device,
+        *,
+        num_pages: int = 0,
     ) -> None:
-        shape: tuple[int, ...] = (config.num_layers, 2, num_blocks, config.num_kv_heads)
-        if form.dtype is None:
-            shape, dtype = (*shape, form.record_bytes(block_size, config.head_dim)), torch.uint8
-        else:
-            shape, dtype = (*shape, block_size, config.head_dim), form.dtype
+        wanted = num_blocks * self.bytes_per_block(config, form, block_size)
         try:
-            self._data = torch.empty(shape, dtype=dtype, device=device)
+            self.data = torch.empty(config.num_layers, wanted // config.num_layers, dtype=torch.uint8, device=device)
         except (torch.OutOfMemoryError, RuntimeError) as error:  # a CPU reports a failed allocation as RuntimeError
-            wanted = num_blocks * self.bytes_per_block(config, form, block_size)
             raise EngineError(
                 "no_kv_memory",
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
             ) from error
-        self._layers = self._data.unbind(0)
-        # [num_layers * 2, num_blocks, bytes of one block in one plane]
-        self._planes = self._data.view(torch.uint8).view(config.num_layers * 2, num_blocks, -1)
+        key_bytes = num_blocks * config.num_kv_heads * form.record_bytes(0, block_size, config.head_dim)
+        outer = (config.num_layers, num_blocks, config.num_kv_heads)
+        parts = self.data[:, :key_bytes], self.data[:, key_bytes:]
+        keys, values = (part.view(*outer, -1) for part in parts)
+        # Each [num_layers, num_blocks, bytes of one block of one layer].
+        self._blocks = [part.view(config.num_layers, num_blocks, -1) for part in parts]
+        if form.dtype is not None:
+            row = (block_size, config.head_dim)
+            keys, values = (part.view(form.dtype).view(*outer, *row) for part in (keys, values))
+        self.planes = (keys, values)
+        self.open_pages = OpenPages(num_pages)
+        page = (config.num_kv_heads, block_size, config.head_dim)
+        self.open_keys = torch.empty(config.num_layers, num_pages, *page, dtype=torch.bfloat16, device=device)
         self._head_dim = config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -61,60 +81,78 @@ class KVStorage:
     @staticmethod
     def bytes_per_block(config: ModelConfig, form: KVForm, block_size: int) -> int:
         """Of all layers, keys and values, with what scales and padding take."""
-        return config.num_layers * 2 * config.num_kv_heads * form.record_bytes(block_size, config.head_dim)
+        return config.num_layers * config.num_kv_heads * form.block_bytes(block_size, config.head_dim)
+
+    @staticmethod
+    def bytes_per_page(config: ModelConfig, form: KVForm, block_size: int) -> int:
+        """Of all layers: keys of an open block."""
+        return config.num_layers * config.num_kv_heads * form.page_bytes(block_size, config.head_dim)
 
     @property
     def num_bytes(self) -> int:
-        return self._data.nbytes
-
-    @property
-    def data(self) -> torch.Tensor:
-        """All layers at once, in the shape above."""
-        return self._data
+        """Of the pool; pages of open keys are beside it."""
+        return self.data.nbytes
 
     def layer(self, index: int) -> KVLayer:
         """As the kernels see it, a view."""
+        keys, values = (plane[index] for plane in self.planes)
         if self.form.dtype is not None:
-            return self._layers[index]
-        return QuantizedLayer(self._layers[index], self.form, self.block_size, self._head_dim)
+            return self.data[index].view(self.form.dtype).view(2, *keys.shape)
+        return QuantizedLayer(
+            (keys, values), self.form, self.block_size, self._head_dim, open_keys=self.open_keys[index]
+        )
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source."""
-        if not pairs:
-            return
-        sources, destinations = to_device(list(np.array(pairs, dtype=np.int64).T), self._data.device)
-        for layer in self._layers:  # one layer at a time: the copy passes through a temporary
-            layer[:, destinations] = layer[:, sources]
+        """Copies whole blocks, in all layers: (source, destination) each. No destination is another pair's source.
+
+        The open keys of a block are copied with it.
+        """
+        for plane in self.planes:
+            _copy(plane, pairs)
+        pages = ((self.open_pages.find(source), destination) for source, destination in pairs)
+        _copy(self.open_keys, [(page, self.open_pages.open(block)) for page, block in pages if page is not None])
 
     @property
     def block_bytes(self) -> int:
-        """Of one block as it is read and written: all layers, keys and values, in the order of the planes."""
-        return self._planes.shape[0] * self._planes.shape[2]
+        """Of one block as it is read and written: keys of all layers, then values of all layers."""
+        return sum(plane.shape[0] * plane.shape[2] for plane in self._blocks)
 
     def read_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copies whole blocks to host memory of `block_bytes` each.
+        """Copies whole blocks to host memory of `block_bytes` each. Their open keys, if they have any, stay.
 
         On a GPU in the current stream, and without waiting if the memory is pinned. On a CPU by numpy: torch would
         share each of these small copies among its threads, and wait for them.
         """
         for block_id, memory in copies:
-            to, source = self._as_planes(memory), self._planes[:, block_id]
-            if source.is_cpu:
-                to.numpy()[:] = source.numpy()
-            else:
-                to.copy_(source, non_blocking=True)
+            for plane, part in zip(self._blocks, self._parts_of(memory), strict=True):
+                _copy_bytes(plane[:, block_id], part)
 
     def write_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """The reverse of `read_blocks`."""
         for block_id, memory in copies:
-            to, source = self._planes[:, block_id], self._as_planes(memory)
-            if to.is_cpu:
-                to.numpy()[:] = source.numpy()
-            else:
-                to.copy_(source, non_blocking=True)
+            for plane, part in zip(self._blocks, self._parts_of(memory), strict=True):
+                _copy_bytes(part, plane[:, block_id])
 
-    def _as_planes(self, memory: BlockBytes) -> torch.Tensor:
-        return torch.frombuffer(memory, dtype=torch.uint8).view(self._planes.shape[0], -1)
+    def _parts_of(self, memory: BlockBytes) -> list[torch.Tensor]:
+        """As the planes have a block: [num_layers, bytes] each."""
+        sizes = [plane.shape[0] * plane.shape[2] for plane in self._blocks]
+        parts = torch.frombuffer(memory, dtype=torch.uint8).split(sizes)
+        return [part.view(plane.shape[0], -1) for part, plane in zip(parts, self._blocks, strict=True)]
+
+
+def _copy(layers: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
+    if not pairs:
+        return
+    sources, destinations = to_device(list(np.array(pairs, dtype=np.int64).T), layers.device)
+    for layer in layers:  # one layer at a time: the copy passes through a temporary
+        layer[destinations] = layer[sources]
+
+
+def _copy_bytes(source: torch.Tensor, to: torch.Tensor) -> None:
+    if source.is_cpu and to.is_cpu:
+        to.numpy()[:] = source.numpy()
+    else:
+        to.copy_(source, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

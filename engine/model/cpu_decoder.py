@@ -24,7 +24,7 @@ _QUANTIZED = {"int8", "int4"}
 # Of `attention.cpp`: rows of an item, keys of a tile, and the most pieces of split contexts for each thread.
 _ITEM_ROWS, _TILE_KEYS, _PIECES_PER_THREAD = 192, 64, 4
 MAX_HEAD_DIM = 256
-KV_FORMS = frozenset({"float32", "bf16", "int8", "fp8", "int4"})
+KV_FORMS = frozenset({"float32", "bf16", "int8", "fp8", "k8v4", "int4"})
 
 
 def unfit_for_cpu(config: DecoderConfig) -> str | None:
@@ -104,7 +104,11 @@ class CpuDecoder:
             logits_rows=batch.logits_rows,
             kv=kv.data,
             kv_form=kv.form.name,
+            num_blocks=kv.num_blocks,
             block_size=kv.block_size,
+            open_keys=kv.open_keys,
+            open_slots=batch.attention.open_slots,
+            open_tables=batch.attention.open_tables,
         )
         return logits[:, : self._config.vocab_size]
 

@@ -19,7 +19,7 @@ from pagedd.engine.model.rope import RotaryEmbedding
 from pagedd.engine.model.weight_blocks import BlockCheckpoint, stacked_blocks, stacked_nested_blocks
 from pagedd.kernels import ops
 from pagedd.kernels.kv_form import FORMS, KVForm
-from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS, KVLayer, has_open_keys
 
 
 class Checkpoint(Protocol):
@@ -194,7 +194,10 @@ class Decoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             query = ops.rms_norm(query, layer.query_norm, config.rms_norm_eps)
             key = ops.rms_norm(key, layer.key_norm, config.rms_norm_eps)
-        ops.rope_and_write_kv(query, key, value, cos, sin, kv_layer, batch.attention.slot_mapping)
+        slots = batch.attention.slot_mapping, batch.attention.open_slots
+        ops.rope_and_write_kv(query, key, value, cos, sin, kv_layer, *slots)
+        if has_open_keys(kv_layer):
+            ops.close_blocks(kv_layer, batch.attention)
         attended = ops.paged_attention(
             query, kv_layer, batch.attention, scale=self._scale, sliding_window=layer.sliding_window
         )

@@ -25,7 +25,7 @@ from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import ModelConfig, malformed, parse_eos, unsupported
 from pagedd.kernels import ops
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
-from pagedd.kernels.layout import MAX_GATHERED_SLOTS
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS, has_open_keys
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +216,8 @@ def _probe(adapted: AdaptedModel, config: ModelConfig, token_ids: torch.Tensor, 
             max_query_len=end - start,
             max_context_len=end,
             num_decodes=int(end - start == 1),
+            open_slots=slots[:0],
+            open_tables=table[None, :0],
         )
         batch = Batch(token_ids[start:end], positions, torch.arange(end - start, device=device), attention)
         logits.append(adapted.forward(batch, kv))
@@ -242,7 +244,9 @@ def _paged_attention(
         _note(one_pass, module, query, key, value, attention_mask, sliding_window, arguments)
         return torch.zeros_like(query)[None], None
     kv_layer = one_pass.kv.layer(module.layer_idx)  # type: ignore[arg-type]
-    ops.write_kv(key, value, kv_layer, one_pass.attention.slot_mapping)
+    ops.write_kv(key, value, kv_layer, one_pass.attention.slot_mapping, one_pass.attention.open_slots)
+    if has_open_keys(kv_layer):
+        ops.close_blocks(kv_layer, one_pass.attention)
     attended = ops.paged_attention(
         query.contiguous(),  # a model's rope may have laid heads apart
         kv_layer,

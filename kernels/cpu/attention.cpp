@@ -21,11 +21,13 @@ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 using AttendTile = void (*)(const QueryRows&, int, const KeyTile&, const Scoring&, bool);
 
 // [rows at once − 1][vectors of keys − 1]
-template <class Math, bool kIsScaled>
+template <class Math, bool kKeysAreScaled, bool kValuesAreScaled>
 constexpr auto kAttendTile = []<int... kRows>(std::integer_sequence<int, kRows...>) {
   return std::array{std::array<AttendTile, kTileVecs>{
-      attend_tile<Math, kIsScaled, kRows + 1, 1>, attend_tile<Math, kIsScaled, kRows + 1, 2>,
-      attend_tile<Math, kIsScaled, kRows + 1, 3>, attend_tile<Math, kIsScaled, kRows + 1, 4>}...};
+      attend_tile<Math, kKeysAreScaled, kValuesAreScaled, kRows + 1, 1>,
+      attend_tile<Math, kKeysAreScaled, kValuesAreScaled, kRows + 1, 2>,
+      attend_tile<Math, kKeysAreScaled, kValuesAreScaled, kRows + 1, 3>,
+      attend_tile<Math, kKeysAreScaled, kValuesAreScaled, kRows + 1, 4>}...};
 }(std::make_integer_sequence<int, kMaxRowsAtOnce>());
 
 // Layout of a thread's scratch, in floats.
@@ -53,86 +55,132 @@ struct Visibility {
   Visibility(const QueryRows& rows, int first_row, int end_row, int first, int end, const Scoring& scoring) {
     const int first_position = rows.position(first_row), last_position = rows.position(end_row - 1);
     const int window_begin = scoring.sliding_window ? first_position - scoring.sliding_window + 1 : 0;
-    const int visible_end = std::min(end, last_position + 1);
+    const int visible_end = std::min(end, scoring.seen_end(last_position));
     num_vecs = visible_end <= first || window_begin >= end ? 0 : divide_up(visible_end - first, kLanes);
-    is_partial = first + num_vecs * kLanes > std::min(end, first_position + 1) ||
+    is_partial = first + num_vecs * kLanes > std::min(end, scoring.seen_end(first_position)) ||
                  window_begin + last_position - first_position > first;
   }
 };
 
-template <class Rows>
-void attend_packed(const QueryRows& rows, int num_rows, const PagedRows<Rows::kType>& keys,
-                   const PagedRows<Rows::kType>& values, int first, int end, const Scoring& scoring, float* key_words,
-                   float* value_words) {
-  using Math = typename Rows::Math;
+template <class KeyRows, class ValueRows>
+void attend_packed(const QueryRows& rows, int num_rows, const PagedRows<KeyRows::kType>& keys,
+                   const PagedRows<ValueRows::kType>& values, int first, int end, const Scoring& scoring,
+                   float* key_words, float* value_words) {
+  using Math = typename KeyRows::Math;
   alignas(64) float key_scales[kTileKeys], value_scales[kTileKeys];
   const KeyTile tile{key_words, value_words, key_scales, value_scales, first, end};
   for (int key = first; key < end; key += kLanes) {
     const int k = key - first;
     const RowPointer key_rows = keys.at(key);
-    pack_keys<Rows>(key_rows, keys.ahead_of(key), rows.head_dim, kTileKeys, key_words + k);
-    if constexpr (Rows::kIsScaled) Rows::scales(key_rows.scales).store(key_scales + k);
+    pack_keys<KeyRows>(key_rows, keys.ahead_of(key), rows.head_dim, kTileKeys, key_words + k);
+    if constexpr (KeyRows::kIsScaled) KeyRows::scales(key_rows.scales).store(key_scales + k);
     const RowPointer value_rows = values.at(key);
-    pack_values<Rows>(value_rows, values.ahead_of(key), rows.head_dim,
-                      value_words + k / Math::kValuesPerWord * rows.head_dim);
-    if constexpr (Rows::kIsScaled) Rows::scales(value_rows.scales).store(value_scales + k);
+    pack_values<ValueRows>(value_rows, values.ahead_of(key), rows.head_dim,
+                           value_words + k / Math::kValuesPerWord * rows.head_dim);
+    if constexpr (ValueRows::kIsScaled) ValueRows::scales(value_rows.scales).store(value_scales + k);
   }
+  constexpr auto& kAttend = kAttendTile<Math, KeyRows::kIsScaled, ValueRows::kIsScaled>;
   const int num_chunks = divide_up(num_rows, kMaxRowsAtOnce);
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const int row = chunk * num_rows / num_chunks, stop = (chunk + 1) * num_rows / num_chunks;
     const Visibility visible(rows, row, stop, first, end, scoring);
     if (visible.num_vecs > 0)
-      kAttendTile<Math, Rows::kIsScaled>[stop - row - 1][visible.num_vecs - 1](rows, row, tile, scoring, visible.is_partial);
+      kAttend[stop - row - 1][visible.num_vecs - 1](rows, row, tile, scoring, visible.is_partial);
   }
 }
 
-template <class Rows, int kRows>
-void attend_few(const QueryRows& rows, const PagedRows<Rows::kType>& keys, const PagedRows<Rows::kType>& values,
-                int first, int end, const Scoring& scoring) {
-  using Math = typename Rows::Math;
+template <class KeyRows, class ValueRows, int kRows>
+void attend_few(const QueryRows& rows, const PagedRows<KeyRows::kType>& keys,
+                const PagedRows<ValueRows::kType>& values, int first, int end, const Scoring& scoring) {
+  using Math = typename KeyRows::Math;
   const bool is_partial = first + kTileKeys > end || Visibility(rows, 0, kRows, first, end, scoring).is_partial;
   alignas(64) float scores[kRows * kTileKeys], value_scales[kTileKeys];
   for (int key = first; key < end; key += kLanes) {
-    multiply_sixteen<Rows, kRows>(rows.query, keys.at(key), keys.ahead_of(key), rows.head_dim, scores + (key - first));
-    if constexpr (Rows::kIsScaled) Rows::scales(values.scales_at(key)).store(value_scales + (key - first));
+    multiply_sixteen<KeyRows, kRows>(rows.query, keys.at(key), keys.ahead_of(key), rows.head_dim,
+                                     scores + (key - first));
+    if constexpr (ValueRows::kIsScaled) ValueRows::scales(values.scales_at(key)).store(value_scales + (key - first));
   }
-  weigh_rows<Math, Rows::kIsScaled, kTileVecs>(rows, 0, kRows, first, end, scoring, is_partial, value_scales, scores);
+  weigh_rows<Math, ValueRows::kIsScaled, kTileVecs>(rows, 0, kRows, first, end, scoring, is_partial, value_scales,
+                                                    scores);
   for (int key = first; key < end; key += kLanes)
-    add_sixteen<Rows, kRows>(scores + (key - first) / Math::kValuesPerWord, values.at(key), values.ahead_of(key),
-                             rows.head_dim, rows.weighted);
+    add_sixteen<ValueRows, kRows>(scores + (key - first) / Math::kValuesPerWord, values.at(key), values.ahead_of(key),
+                                  rows.head_dim, rows.weighted);
 }
 
-// All keys of the range against all rows, a tile of keys at a time.
-template <class Rows>
-void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv, const KeyRange& range,
-                 const KeyRange& next, const Scoring& scoring, float* memory, const ScratchLayout& layout) {
-  uint8_t* gathered = reinterpret_cast<uint8_t*>(memory + layout.gathered);
-  const PagedRows<Rows::kType> keys(kv.keys, kv, range, next, gathered), values(kv.values, kv, range, next, gathered);
-  // To be repeatable, tiles begin at the same keys for every row, wherever a window begins.
-  const int start = is_repeatable ? range.begin / kTileKeys * kTileKeys : range.begin / kLanes * kLanes;
-  for (int first = start; first < range.end; first += kTileKeys) {
-    const int end = std::min(first + kTileKeys, range.end);
+// The keys [start, end), a tile at a time, against all rows.
+template <class KeyRows, class ValueRows>
+void attend_tiles(const QueryRows& rows, int num_rows, bool is_repeatable, const PagedRows<KeyRows::kType>& keys,
+                  const PagedRows<ValueRows::kType>& values, int start, int end_key, const Scoring& scoring,
+                  float* memory, const ScratchLayout& layout) {
+  for (int first = start; first < end_key; first += kTileKeys) {
+    const int end = std::min(first + kTileKeys, end_key);
     switch (is_repeatable ? 0 : num_rows) {
-      case 1: attend_few<Rows, 1>(rows, keys, values, first, end, scoring); break;
-      case 2: attend_few<Rows, 2>(rows, keys, values, first, end, scoring); break;
-      case 3: attend_few<Rows, 3>(rows, keys, values, first, end, scoring); break;
-      case 4: attend_few<Rows, 4>(rows, keys, values, first, end, scoring); break;
+      case 1: attend_few<KeyRows, ValueRows, 1>(rows, keys, values, first, end, scoring); break;
+      case 2: attend_few<KeyRows, ValueRows, 2>(rows, keys, values, first, end, scoring); break;
+      case 3: attend_few<KeyRows, ValueRows, 3>(rows, keys, values, first, end, scoring); break;
+      case 4: attend_few<KeyRows, ValueRows, 4>(rows, keys, values, first, end, scoring); break;
       default:
-        attend_packed<Rows>(rows, num_rows, keys, values, first, end, scoring, memory + layout.keys,
-                            memory + layout.values);
+        attend_packed<KeyRows, ValueRows>(rows, num_rows, keys, values, first, end, scoring, memory + layout.keys,
+                                          memory + layout.values);
     }
   }
 }
 
-using AttendKeys = decltype(&attend_keys<Float32Rows>);
+// All keys of the range against all rows.
+template <class KeyRows, class ValueRows>
+void attend_keys(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv, const KeyRange& range,
+                 const KeyRange& next, const Scoring& scoring, float* memory, const ScratchLayout& layout) {
+  uint8_t* gathered = reinterpret_cast<uint8_t*>(memory + layout.gathered);
+  const PagedRows<KeyRows::kType> keys(kv.keys, kv, range, next, gathered);
+  const PagedRows<ValueRows::kType> values(kv.values, kv, range, next, gathered);
+  // To be repeatable, tiles begin at the same keys for every row, wherever a window begins.
+  const int start = is_repeatable ? range.begin / kTileKeys * kTileKeys : range.begin / kLanes * kLanes;
+  attend_tiles<KeyRows, ValueRows>(rows, num_rows, is_repeatable, keys, values, start, range.end, scoring, memory,
+                                   layout);
+}
 
-AttendKeys attend_keys_of(KvType type) {
-  switch (type) {
-    case KvType::kBFloat16: return attend_keys<BFloat16Rows>;
-    case KvType::kInt8: return attend_keys<Int8Rows>;
-    case KvType::kFp8: return attend_keys<Fp8Rows>;
-    case KvType::kInt4: return attend_keys<Int4Rows>;
-    default: return attend_keys<Float32Rows>;
+// Rows see the keys of their own block in its page, and those before as they were quantized.
+void attend_open_and_closed(const QueryRows& rows, int num_rows, bool is_repeatable, const KvLayer& kv,
+                            const KeyRange& range, const KeyRange& next, const KeyRange& open, Scoring scoring,
+                            float* memory, const ScratchLayout& layout) {
+  const int block_size = kv.block_size, last_position = rows.position(num_rows - 1);
+  KeyRange closed = range;
+  closed.end = std::min(range.end, last_position / block_size * block_size);
+  scoring.closed_block_size = block_size;
+  if (closed.begin < closed.end)
+    attend_keys<Channel4Rows, Int4Rows>(rows, num_rows, is_repeatable, kv, closed, next, scoring, memory, layout);
+
+  scoring.closed_block_size = 0;
+  uint8_t* gathered = reinterpret_cast<uint8_t*>(memory + layout.gathered);
+  for (int row = 0; row < num_rows;) {
+    const int position = rows.position(row), block_begin = position / block_size * block_size;
+    const int count = std::min(num_rows - row, (block_begin + block_size - position) * rows.group_size);
+    const QueryRows own{rows.query + size_t(row) * rows.num_words, rows.weighted + size_t(row) * rows.head_dim,
+                        rows.sums + row * kLanes, rows.maxima + row, rows.num_words, rows.head_dim,
+                        rows.group_size, position};
+    KeyRange pages = open, values_range = range;
+    pages.begin = values_range.begin = std::max(range.begin, block_begin);
+    pages.end = values_range.end = std::min(range.end, block_begin + block_size);
+    if (pages.begin < pages.end) {
+      const PagedRows<KvType::kBFloat16> keys(kv.open_keys, kv, pages, pages, gathered);
+      const PagedRows<KvType::kInt4> values(kv.values, kv, values_range, values_range, gathered);
+      attend_tiles<BFloat16Rows, Int4Rows>(own, count, is_repeatable, keys, values, block_begin, pages.end, scoring,
+                                           memory, layout);
+    }
+    row += count;
+  }
+}
+
+using AttendKeys = decltype(&attend_keys<Float32Rows, Float32Rows>);
+
+// The pairs of forms that kernels/kv_form.py names.
+AttendKeys attend_keys_of(const KvLayer& kv) {
+  switch (kv.key_type) {
+    case KvType::kBFloat16: return attend_keys<BFloat16Rows, BFloat16Rows>;
+    case KvType::kInt8:
+      return kv.value_type == KvType::kInt4 ? attend_keys<Int8Rows, Int4Rows> : attend_keys<Int8Rows, Int8Rows>;
+    case KvType::kFp8: return attend_keys<Fp8Rows, Fp8Rows>;
+    default: return attend_keys<Float32Rows, Float32Rows>;
   }
 }
 
@@ -211,7 +259,7 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
   const int num_rows = item.num_rows * group_size;
   const ScratchLayout layout(plan.max_rows(), head_dim);
   float* memory = static_cast<float*>(scratch);
-  const bool is_float = kv.type == KvType::kFloat32;
+  const bool is_float = kv.key_type == KvType::kFloat32;
   const int values_per_word = is_float ? 1 : NarrowMath::kValuesPerWord;
   const QueryRows rows{memory + layout.query,  memory + layout.weighted, memory + layout.sums,
                        memory + layout.maxima, head_dim / values_per_word, head_dim,
@@ -227,16 +275,22 @@ void attend_item(const AttentionPlan& plan, const AttentionBatch& batch, int ind
   std::fill_n(rows.maxima, num_rows, kNothingSeen);
 
   constexpr float kLog2E = 1.44269504088896341f;
-  const Scoring scoring{(soft_cap ? soft_cap : scale) * kLog2E, soft_cap ? scale / soft_cap : 0.0f, sliding_window};
+  const Scoring scoring{(soft_cap ? soft_cap : scale) * kLog2E, soft_cap ? scale / soft_cap : 0.0f, sliding_window, 0};
   const auto range_of = [&](const AttentionItem& some) -> KeyRange {
     // The plan's window may be wider than this layer's.
     const int first = sliding_window ? some.first_position - sliding_window + 1 : 0;
     return {batch.block_tables + some.seq * batch.table_stride, some.kv_head, std::max(some.key_begin, first),
-            some.key_end};
+            some.key_end, 0};
   };
   const AttentionItem& next = plan.item(std::min(index + plan.num_threads(), plan.num_items() - 1));
-  attend_keys_of(kv.type)(rows, num_rows, plan.is_repeatable(), kv, range_of(item), range_of(next), scoring, memory,
-                          layout);
+  const KeyRange range = range_of(item), next_range = range_of(next);
+  if (kv.key_type == KvType::kChannel4) {
+    const KeyRange open{batch.open_tables + item.seq * batch.open_stride, item.kv_head, 0, 0,
+                        batch.first_position(item.seq) / kv.block_size};
+    attend_open_and_closed(rows, num_rows, plan.is_repeatable(), kv, range, next_range, open, scoring, memory, layout);
+  } else {
+    attend_keys_of(kv)(rows, num_rows, plan.is_repeatable(), kv, range, next_range, scoring, memory, layout);
+  }
 
   for (int row = 0; row < num_rows; ++row) {
     const float sum = Vec::load(rows.sums + row * kLanes).sum();

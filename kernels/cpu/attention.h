@@ -20,6 +20,11 @@ struct AttentionBatch {
   const int32_t* block_tables;  // [num_seqs, table_stride]; entries past the last block are never read
   int64_t table_stride;
   int num_seqs;
+  // Of a cache with open keys: [num_seqs, open_stride], pages of a sequence's blocks from its first row's block on.
+  const int32_t* open_tables;
+  int64_t open_stride;
+
+  int first_position(int seq) const { return context_lens[seq] - (query_starts[seq + 1] - query_starts[seq]); }
 };
 
 // One piece of work: some rows of one sequence, the query heads that share one KV head, and some of the keys.

@@ -44,11 +44,16 @@ struct KeyTile {
   int first_key, end_key;
 };
 
-// Scores in powers of two: factor · s, or factor · tanh(cap_factor · s).
+// Scores in powers of two: factor · s, or factor · tanh(cap_factor · s). And which keys a row sees.
 struct Scoring {
   float factor;
   float cap_factor;  // 0: no cap
   int sliding_window;
+  int closed_block_size;  // not 0: only keys of blocks of this size before the row's own
+
+  int seen_end(int position) const {
+    return closed_block_size ? position / closed_block_size * closed_block_size : position + 1;
+  }
 };
 
 // 2^x, relative error below 2e-7 (minimax polynomial of degree 5 on [−½, ½]); 0 far below.
@@ -165,7 +170,8 @@ void weigh_rows(const QueryRows& rows, int first_row, int end_row, int first_key
   for (int row = first_row; row < end_row; ++row, scores += kTileKeys) {
     if (scoring.cap_factor != 0.0f) cap_scores(scores, kVecs * kLanes, scoring.cap_factor);
     if (is_masked) {
-      const int position = rows.position(row), end = position < end_key ? position + 1 : end_key;
+      const int position = rows.position(row), seen_end = scoring.seen_end(position);
+      const int end = seen_end < end_key ? seen_end : end_key;
       const int begin = scoring.sliding_window ? position - scoring.sliding_window + 1 : first_key;
       mask_scores(scores, kVecs * kLanes, begin - first_key, end - first_key, kMasked / scoring.factor);
     }
@@ -174,13 +180,13 @@ void weigh_rows(const QueryRows& rows, int first_row, int end_row, int first_key
 }
 
 // Rows [first_row, first_row + kRows) against the first kVecs × 16 keys of the tile.
-template <class Math, bool kIsScaled, int kRows, int kVecs>
+template <class Math, bool kKeysAreScaled, bool kValuesAreScaled, int kRows, int kVecs>
 void attend_tile(const QueryRows& rows, int first_row, const KeyTile& tile, const Scoring& scoring, bool is_masked) {
   alignas(64) float scores[kRows * kTileKeys];
   const float* query = rows.query + size_t(first_row) * rows.num_words;
-  multiply_keys<Math, kIsScaled, kRows, kVecs>(query, tile, rows.num_words, scores);
-  weigh_rows<Math, kIsScaled, kVecs>(rows, first_row, first_row + kRows, tile.first_key, tile.end_key, scoring,
-                                     is_masked, tile.value_scales, scores);
+  multiply_keys<Math, kKeysAreScaled, kRows, kVecs>(query, tile, rows.num_words, scores);
+  weigh_rows<Math, kValuesAreScaled, kVecs>(rows, first_row, first_row + kRows, tile.first_key, tile.end_key, scoring,
+                                            is_masked, tile.value_scales, scores);
 
   constexpr int kWords = kVecs * kLanes / Math::kValuesPerWord;
   const int head_dim = rows.head_dim;

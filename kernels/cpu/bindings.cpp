@@ -14,21 +14,15 @@ Form form_of(const std::string& name) {
   throw std::invalid_argument("weight form '" + name + "': use float32, bf16, int8 or int4");
 }
 
-KvType kv_type_of(const std::string& form) {
-  if (form == "float32") return KvType::kFloat32;
-  if (form == "bf16") return KvType::kBFloat16;
-  if (form == "int8") return KvType::kInt8;
-  if (form == "fp8") return KvType::kFp8;
-  if (form == "int4") return KvType::kInt4;
-  throw std::invalid_argument("KV form '" + form + "': use float32, bf16, int8, fp8 or int4");
-}
-
-torch::ScalarType scalar_type_of(KvType type) {
-  switch (type) {
-    case KvType::kFloat32: return torch::kFloat32;
-    case KvType::kBFloat16: return torch::kBFloat16;
-    default: return torch::kUInt8;
-  }
+// Of keys and of values.
+std::pair<KvType, KvType> kv_types_of(const std::string& form) {
+  if (form == "float32") return {KvType::kFloat32, KvType::kFloat32};
+  if (form == "bf16") return {KvType::kBFloat16, KvType::kBFloat16};
+  if (form == "int8") return {KvType::kInt8, KvType::kInt8};
+  if (form == "fp8") return {KvType::kFp8, KvType::kFp8};
+  if (form == "k8v4") return {KvType::kInt8, KvType::kInt4};
+  if (form == "int4") return {KvType::kChannel4, KvType::kInt4};
+  throw std::invalid_argument("KV form '" + form + "': use float32, bf16, int8, fp8, k8v4 or int4");
 }
 
 template <class T>
@@ -125,33 +119,45 @@ class TorchDecoder {
     ++num_layers_;
   }
 
-  // Shapes and dtypes are those of engine/batch.py; kv is the whole cache, [layers, 2, blocks, kv heads, …], in the
+  // Shapes and dtypes are those of engine/batch.py; kv is the whole cache, [layers, bytes], of num_blocks blocks in the
   // form of that name. Returns [num_rows, vocabulary] float32.
   torch::Tensor forward(const torch::Tensor& token_ids, const torch::Tensor& cos, const torch::Tensor& sin,
                         const torch::Tensor& slots, const torch::Tensor& query_starts,
                         const torch::Tensor& context_lens, const torch::Tensor& block_tables,
                         const torch::Tensor& logits_rows, const torch::Tensor& kv, const std::string& kv_form,
-                        int block_size) {
-    const KvType kv_type = kv_type_of(kv_form);
-    TORCH_CHECK(kv.dim() >= 4 && kv.size(0) == num_layers_ && kv.size(1) == 2 && kv.size(3) == num_kv_heads_ &&
-                    int64_t(kv.nbytes()) == num_layers_ * 2 * kv.size(2) * num_kv_heads_ *
-                                                record_bytes(kv_type, block_size, int(head_dim_)) &&
-                    kv.is_contiguous() && kv.scalar_type() == scalar_type_of(kv_type),
-                "kv: all layers of this model's cache are expected, in blocks of ", block_size, " and as ", kv_form);
+                        int64_t num_blocks, int block_size, const torch::Tensor& open_keys,
+                        const torch::Tensor& open_slots, const torch::Tensor& open_tables) {
+    const auto [key_type, value_type] = kv_types_of(kv_form);
+    const int64_t block_bytes = record_bytes(key_type, block_size, int(head_dim_)) +
+                                record_bytes(value_type, block_size, int(head_dim_));
+    TORCH_CHECK(kv.dim() == 2 && kv.size(0) == num_layers_ && kv.size(1) == num_blocks * num_kv_heads_ * block_bytes,
+                "kv: all layers of this model's cache are expected, ", num_blocks, " blocks of ", block_size, " as ",
+                kv_form);
+    const bool has_open_keys = key_type == KvType::kChannel4;
+    if (has_open_keys) {
+      TORCH_CHECK(block_size % kRowsAtOnce == 0, "blocks of ", block_size, ": multiples of ", kRowsAtOnce, " are expected");
+      TORCH_CHECK(open_keys.dim() == 5 && open_keys.size(0) == num_layers_ && open_keys.size(2) == num_kv_heads_ &&
+                      open_keys.size(3) == block_size && open_keys.size(4) == head_dim_ &&
+                      open_slots.size(0) == token_ids.size(0) && open_tables.size(0) == context_lens.size(0),
+                  "open_keys, open_slots, open_tables: as engine/kv/storage.py and engine/batch.py have them");
+    }
     const Batch batch{
         int(token_ids.size(0)),
         data<int64_t>(token_ids, torch::kInt64, "token_ids"),
         data<float>(cos, torch::kFloat32, "cos"),
         data<float>(sin, torch::kFloat32, "sin"),
         data<int64_t>(slots, torch::kInt64, "slots"),
+        data<int64_t>(open_slots, torch::kInt64, "open_slots"),
         {data<int32_t>(query_starts, torch::kInt32, "query_starts"),
          data<int32_t>(context_lens, torch::kInt32, "context_lens"),
-         data<int32_t>(block_tables, torch::kInt32, "block_tables"), block_tables.size(1), int(context_lens.size(0))},
+         data<int32_t>(block_tables, torch::kInt32, "block_tables"), block_tables.size(1), int(context_lens.size(0)),
+         data<int32_t>(open_tables, torch::kInt32, "open_tables"), open_tables.size(1)},
         int(logits_rows.size(0)),
         data<int64_t>(logits_rows, torch::kInt64, "logits_rows"),
     };
     auto logits = torch::empty({logits_rows.size(0), vocab_size_});
-    const KvCache cache{static_cast<uint8_t*>(kv.data_ptr()), kv_type, kv.size(2), block_size};
+    const KvCache cache{const_cast<uint8_t*>(data<uint8_t>(kv, torch::kUInt8, "kv")), key_type, value_type, num_blocks,
+                        block_size, static_cast<uint8_t*>(open_keys.data_ptr()), open_keys.size(1)};
     const pybind11::gil_scoped_release release;
     decoder_.forward(batch, cache, at::get_num_threads(), logits.data_ptr<float>());
     return logits;
@@ -200,5 +206,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("scratch_bytes", &TorchDecoder::scratch_bytes)
       .def("forward", &TorchDecoder::forward, py::arg("token_ids"), py::arg("cos"), py::arg("sin"), py::arg("slots"),
            py::arg("query_starts"), py::arg("context_lens"), py::arg("block_tables"), py::arg("logits_rows"),
-           py::arg("kv"), py::arg("kv_form"), py::arg("block_size"));
+           py::arg("kv"), py::arg("kv_form"), py::arg("num_blocks"), py::arg("block_size"),
+           py::arg("open_keys"), py::arg("open_slots"), py::arg("open_tables"));
 }

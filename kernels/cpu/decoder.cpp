@@ -4,7 +4,6 @@
 
 #include <new>
 
-#include "rope_kv.h"
 #include "team.h"
 #include "vector_math.h"
 
@@ -13,7 +12,7 @@ namespace {
 
 constexpr int kRowStep = 8;   // rows that a thread takes at once where rows are independent
 constexpr int kStreamedRows = 8;
-constexpr size_t kPhasesOfLayer = 10;  // four products, each with its inputs; rope; attention
+constexpr size_t kPhasesOfLayer = 11;  // four products, each with its inputs; rope; blocks that are full; attention
 constexpr size_t kPhasesBesideLayers = 4;
 constexpr size_t kAlignment = 64;
 
@@ -112,8 +111,14 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
   }
   lay_out(memory_.get());
 
-  const size_t kv_plane =
-      size_t(kv.num_blocks) * shape_.num_kv_heads * record_bytes(kv.type, kv.block_size, shape_.head_dim);
+  const auto plane_bytes = [&](KvType type) {
+    return size_t(kv.num_blocks) * shape_.num_kv_heads * record_bytes(type, kv.block_size, shape_.head_dim);
+  };
+  const size_t key_bytes = plane_bytes(kv.key_type), layer_bytes = key_bytes + plane_bytes(kv.value_type);
+  const size_t open_bytes = size_t(kv.num_pages) * shape_.num_kv_heads *
+                            record_bytes(KvType::kBFloat16, kv.block_size, shape_.head_dim);
+  std::vector<FullBlock> full;
+  if (kv.key_type == KvType::kChannel4) full = full_blocks(batch.attention, kv.block_size);
 #pragma omp parallel num_threads(num_threads)
   {
     Member member(phases, omp_get_thread_num());
@@ -123,9 +128,10 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
     });
     const size_t last = layers_.size() - 1;
     for (size_t index = 0; index <= last; ++index) {
-      uint8_t* keys = kv.data + 2 * index * kv_plane;
-      const KvLayer kv_layer{keys, keys + kv_plane, kv.type, shape_.num_kv_heads, kv.block_size, shape_.head_dim};
-      run_layer(layers_[index], index == last, kv_layer, batch, scratch, member);
+      uint8_t* keys = kv.data + index * layer_bytes;
+      const KvLayer kv_layer{keys,           keys + key_bytes,      kv.key_type,   kv.value_type,
+                             shape_.num_kv_heads, kv.block_size, shape_.head_dim, kv.open_keys + index * open_bytes};
+      run_layer(layers_[index], index == last, kv_layer, batch, full, scratch, member);
     }
     const size_t row_bytes = prepared_row_bytes(head_.form, hidden);
     member.share(batch.num_logits_rows, 1, [&](int begin, int end) {
@@ -152,8 +158,8 @@ int Decoder::widest_window() const {
   return widest;
 }
 
-void Decoder::run_layer(const Layer& layer, bool is_last, const KvLayer& kv, const Batch& batch, Scratch& scratch,
-                        Member& member) {
+void Decoder::run_layer(const Layer& layer, bool is_last, const KvLayer& kv, const Batch& batch,
+                        const std::vector<FullBlock>& full, Scratch& scratch, Member& member) {
   const int num_tokens = batch.num_tokens, hidden = shape_.hidden_size;
   const int query_size = shape_.query_size(), qkv_size = shape_.qkv_size();
   float* const own_row = scratch.row[member.thread()];
@@ -188,8 +194,10 @@ void Decoder::run_layer(const Layer& layer, bool is_last, const KvLayer& kv, con
           qkv_size);
   member.share(num_tokens, kRowStep, [&](int begin, int end) {
     rope_and_write_kv(scratch.qkv, qkv_size, begin, end, shape_.num_heads, batch.cos, batch.sin, layer.query_norm,
-                      layer.key_norm, shape_.rms_norm_eps, batch.slots, kv);
+                      layer.key_norm, shape_.rms_norm_eps, batch.slots, batch.open_slots, kv);
   });
+  if (!full.empty())
+    member.share(int(full.size()), 1, [&](int index, int) { close_block(kv, full[index]); });
   const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
   member.share(plan_.num_items(), 1, [&](int item, int) {
     attend_item(plan_, batch.attention, item, scratch.qkv, qkv_size, kv, scale, 0.0f, layer.sliding_window,

@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "rope_kv.h"
 #include "team.h"
 
 namespace pagedd::cpu {
@@ -42,17 +43,20 @@ struct Batch {
   const float* cos;          // [num_tokens, head_dim / 2]
   const float* sin;
   const int64_t* slots;  // [num_tokens]: block × block_size + offset
+  const int64_t* open_slots;  // as in rope_kv.h
   AttentionBatch attention;
   int num_logits_rows;
   const int64_t* logits_rows;
 };
 
-// [num_layers, 2, num_blocks, num_kv_heads] records
+// Of each layer the keys, then the values: [num_blocks, num_kv_heads] records each.
 struct KvCache {
   uint8_t* data;
-  KvType type;
+  KvType key_type, value_type;
   int64_t num_blocks;
   int block_size;
+  uint8_t* open_keys;  // [num_layers, num_pages] as in KvLayer
+  int64_t num_pages;
 };
 
 class Decoder {
@@ -71,8 +75,8 @@ class Decoder {
   struct Scratch;
 
   int widest_window() const;  // 0 when a layer has none
-  void run_layer(const Layer& layer, bool is_last, const KvLayer& kv, const Batch& batch, Scratch& scratch,
-                 Member& member);
+  void run_layer(const Layer& layer, bool is_last, const KvLayer& kv, const Batch& batch,
+                 const std::vector<FullBlock>& full, Scratch& scratch, Member& member);
 
   Shape shape_;
   Linear embedding_;

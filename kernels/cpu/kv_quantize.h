@@ -1,4 +1,4 @@
-// Floats → a row of a quantized cache, to the last bit as kernels/kv_form.py specifies it.
+// Floats → a row of a quantized cache, to the last bit as kernels/row_form.py specifies it.
 //
 // Scales and offsets are rounded to bfloat16 first and values are quantized against the rounded ones. bfloat16 rather
 // than float16 for its range: from 1e-35 to 1e38 everything survives. A row with NaN or infinity gets NaN as its scale.
@@ -115,6 +115,43 @@ inline void quantize_row_scaled(KvType type, const float* x, int head_dim, RowPo
       float values[kLanes];
       scaled.store(values);
       for (int i = 0; i < kLanes; ++i) to.values[d + i] = to_fp8(values[i]);
+    }
+  }
+}
+
+// The keys of a full block for one head, [block_size, head_dim] bfloat16 → its record. A group is a dimension.
+inline void quantize_channels(const uint16_t* keys, int block_size, int head_dim, RowPointer to) {
+  for (int d = 0; d < head_dim; d += kLanes) {
+    const auto load = [&](int row) {
+      float x[kLanes];
+      for (int i = 0; i < kLanes; ++i) x[i] = from_bfloat16(keys[row * head_dim + d + i]);
+      return Vec::load(x);
+    };
+    Vec highest = load(0), lowest = Vec::zero() - highest, poison = Vec::zero();
+    for (int row = 0; row < block_size; ++row) {
+      highest = max(highest, load(row));
+      lowest = max(lowest, Vec::zero() - load(row));
+      poison = add_poison(load(row), poison);
+    }
+    float high[kLanes], low[kLanes], is_poisoned[kLanes], base[kLanes], inverse[kLanes];
+    highest.store(high);
+    lowest.store(low);
+    poison.store(is_poisoned);
+    for (int i = 0; i < kLanes; ++i) {
+      const bool is_finite = is_poisoned[i] == 0.0f;
+      base[i] = is_finite ? -low[i] + 0.0f : 0.0f;  // + 0: no negative zero
+      const uint16_t offset = to_bfloat16(base[i]);  // exact: the keys are bfloat16
+      const QuantizationStep step(high[i] - base[i], 1.0f / 15, is_finite);
+      inverse[i] = step.inverse;
+      uint8_t* scales = to.scales + 4 * (d + i);
+      std::memcpy(scales, &step.scale, 2);
+      std::memcpy(scales + 2, &offset, 2);
+    }
+    for (int row = 0; row < block_size; ++row) {
+      float q[kLanes];
+      round((load(row) - Vec::load(base)) * Vec::load(inverse)).store(q);
+      for (int i = 0; i < kLanes; ++i) q[i] = inverse[i] == 0.0f ? 0.0f : q[i] < 0.0f ? 0.0f : q[i] > 15.0f ? 15.0f : q[i];
+      store_nibbles(Vec::load(q), to.values + (row * head_dim + d) / 2);
     }
   }
 }

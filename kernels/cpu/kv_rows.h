@@ -197,6 +197,42 @@ struct Int4Rows {
   }
 };
 
+// Four bits, and a scale and an offset a dimension: those of the rows' block.
+struct Channel4Rows {
+  using Math = NarrowMath;
+  static constexpr KvType kType = KvType::kChannel4;
+  static constexpr bool kIsScaled = false;
+
+  static Vec load(RowPointer row, int first, [[maybe_unused]] int count) {
+    const uint8_t* steps = row.scales + 4 * first * Math::kValuesPerWord;
+#if PAGEDD_BFLOAT16_DOT
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const __m512i low = _mm512_loadu_si512(steps);
+    const __m512i high = count == kLanes ? _mm512_loadu_si512(steps + 64) : _mm512_setzero_si512();
+    const auto numbers = [](__m512i q, __m512i step) {
+      const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(step, 16));
+      const __m512 offset = _mm512_castsi512_ps(_mm512_and_si512(step, _mm512_set1_epi32(int(0xffff0000))));
+      const __m512 x = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), scale, offset);
+      return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+    };
+    const __mmask16 mask = __mmask16((1u << count) - 1);
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, row.values + first));
+    const __m512i first_of_word = numbers(_mm512_and_si512(bytes, _mm512_set1_epi32(15)),
+                                          _mm512_permutex2var_epi32(low, even, high));
+    const __m512i second_of_word = numbers(_mm512_srli_epi32(bytes, 4), _mm512_permutex2var_epi32(low, odd, high));
+    return {_mm512_castsi512_ps(_mm512_maskz_or_epi32(mask, first_of_word, _mm512_slli_epi32(second_of_word, 16)))};
+#else
+    float x[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int nibble = row.values[(first + i) / 2] >> (first + i) % 2 * 4 & 15;
+      x[i] = from_bfloat16(load_bits16(steps + 4 * i + 2)) + float(nibble) * from_bfloat16(load_bits16(steps + 4 * i));
+    }
+    return Vec::load(x);
+#endif
+  }
+};
+
 // word i of vector j ↔ word j of vector i
 inline void transpose(Vec (&x)[kLanes]) {
 #if PAGEDD_AVX512

@@ -10,8 +10,9 @@ namespace pagedd::cpu {
 
 // Keys of a sequence, for one KV head.
 struct KeyRange {
-  const int32_t* table;  // the sequence's blocks
+  const int32_t* table;  // the sequence's blocks, from first_block on
   int kv_head, begin, end;
+  int first_block;
 };
 
 // Bytes in which 16 rows can be gathered, whatever their form.
@@ -29,7 +30,8 @@ class PagedRows {
   // all of the range, they are gathered, zero outside it: what is multiplied by a weight of zero must be finite. Good
   // until the next call.
   RowPointer at(int first) const {
-    if (is_in_place(first)) return row(range_, first);
+    // Rows that share their block's scales stay with them; of keys, what is not of the range is masked.
+    if (kType == KvType::kChannel4 || is_in_place(first)) return row(range_, first);
     gather(first, value_bytes(kType, kv_.head_dim), &RowPointer::values, gathered_);
     return {gathered_, scales_at(first)};
   }
@@ -73,7 +75,7 @@ class PagedRows {
   }
 
   RowPointer row(const KeyRange& range, int position) const {
-    const int64_t block = range.table[position / kv_.block_size];
+    const int64_t block = range.table[position / kv_.block_size - range.first_block];
     return row_of(kType, kv_, plane_, block, range.kv_head, position % kv_.block_size);
   }
 

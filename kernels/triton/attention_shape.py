@@ -8,6 +8,7 @@ import triton.language as tl
 
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.row_form import GROUP
 from pagedd.kernels.triton.launch import Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES
 
@@ -47,15 +48,15 @@ class AttentionShape:
             ValueError: a tensor does not lie in memory as the kernels read it.
         """
         if isinstance(kv_layer, QuantizedLayer):
-            data, form, block_size = kv_layer.data, kv_layer.form, kv_layer.block_size
+            keys, form, block_size = kv_layer.planes[0], kv_layer.form, kv_layer.block_size
         else:
-            data, form, block_size = kv_layer, form_of(kv_layer.dtype), kv_layer.shape[3]
+            keys, form, block_size = kv_layer[0], form_of(kv_layer.dtype), kv_layer.shape[3]
         _, num_heads, head_dim = query.shape
-        if not data[0].is_contiguous():
-            raise ValueError(f"the keys of a layer have strides {data[0].stride()}; they have to be contiguous")
+        if not keys.is_contiguous():
+            raise ValueError(f"the keys of a layer have strides {keys.stride()}; they have to be contiguous")
         if query.stride()[1:] != (head_dim, 1):
             raise ValueError(f"query has strides {query.stride()}; the heads of a row have to be contiguous")
-        num_kv_heads = data.shape[2]
+        num_kv_heads = keys.shape[1]
         return cls(
             query.dtype,
             form,
@@ -79,21 +80,27 @@ class AttentionShape:
 
     @property
     def dims(self) -> tl.constexpr:
-        """The power of two that holds a head: tiles have no other sizes.
+        """The power of two that holds a head, and an int4 group: tiles have no other sizes.
 
         Kernels have it in lists of sizes, where Triton before 3.9 takes no plain integer.
         """
-        return tl.constexpr(int(triton.next_power_of_2(self.head_dim)))
+        return tl.constexpr(max(GROUP if "int4" in self.row_forms else 1, int(triton.next_power_of_2(self.head_dim))))
 
     @property
-    def form_name(self) -> str:
-        return self.form.name
+    def has_open_keys(self) -> bool:
+        return self.form.has_open_keys
 
     @property
-    def record(self) -> int:
-        """Elements of a plane that hold one block of one head: bytes of a quantized form, else numbers."""
+    def row_forms(self) -> tuple[str, str]:
+        """Of keys and of values, as `kv_rows.py` and `kv_quantize.py` name them."""
+        return row_forms(self.form)
+
+    @property
+    def records(self) -> tuple[int, int]:
+        """Elements of each plane that hold one block of one head: bytes of a quantized form, else numbers."""
         itemsize = 1 if self.form.dtype is None else self.form.dtype.itemsize
-        return self.form.record_bytes(self.block_size, self.head_dim) // itemsize
+        keys, values = (self.form.record_bytes(plane, self.block_size, self.head_dim) // itemsize for plane in range(2))
+        return keys, values
 
     @property
     def product_dtype(self) -> torch.dtype:
@@ -107,10 +114,25 @@ class AttentionShape:
 
     @property
     def pointer_types(self) -> dict[str, str]:
-        """Argument of the kernels → Triton's type, of queries, output and planes."""
+        """Argument of the kernels → Triton's type, of queries, output, planes and pages."""
         plane = "*" + TRITON_TYPES[self.form.dtype or torch.uint8]
         query = "*" + TRITON_TYPES[self.dtype]
-        return {"output_ptr": query, "query_ptr": query, "keys_ptr": plane, "values_ptr": plane}
+        pages = "*bf16" if self.has_open_keys else plane
+        return {
+            "output_ptr": query,
+            "query_ptr": query,
+            "keys_ptr": plane,
+            "values_ptr": plane,
+            "open_keys_ptr": pages,
+        }
+
+
+def row_forms(form: KVForm) -> tuple[str, str]:
+    """Of keys and of values: "float", or the name of a form of rows."""
+    if form.dtype is not None:
+        return "float", "float"
+    keys, values = form.rows
+    return keys.name, values.name
 
 
 def short_launch(arch: int, shape: AttentionShape, rows: int) -> Launch:

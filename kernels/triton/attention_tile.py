@@ -13,7 +13,7 @@ float32. `SHAPE` is an `AttentionShape`. Knows nothing of how tiles are shared o
 import triton
 import triton.language as tl
 
-from pagedd.kernels.triton.kv_rows import find_records, load_rows
+from pagedd.kernels.triton.kv_rows import find_blocks, load_open_keys, load_rows
 from pagedd.kernels.triton.products import dot
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -99,21 +99,106 @@ def see_nothing(ROWS: tl.constexpr, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def first_open_block(query_starts_ptr, context_lens_ptr, seq, SHAPE: tl.constexpr):
+    """The block of the sequence's first query: the first that has a page."""
+    query_len = tl.load(query_starts_ptr + seq + 1) - tl.load(query_starts_ptr + seq)
+    return (tl.load(context_lens_ptr + seq) - query_len) // SHAPE.block_size
+
+
+@triton.jit
 def see_keys(
+    output,
+    total,
+    peak,
+    query,
+    positions,
+    first_position,  # of the tile's first query
+    first_key,
+    end_key,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    open_keys_ptr,  # [num_pages, num_kv_heads, block_size, head_dim]; not read unless the form has open keys
+    open_table_ptr,  # [max_num_pages] int32, of the sequence
+    first_block,  # whose page comes first there
+    kv_head,
+    scale,
+    KEYS: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
+    """The state after the keys [first_key, end_key), as far as each row sees them. Arguments as in `see_some_keys`."""
+    if SHAPE.has_open_keys:
+        # A row sees keys of its own block in its page, and those before as they were quantized.
+        own = first_position // SHAPE.block_size * SHAPE.block_size
+        end_closed = tl.minimum((tl.max(positions, axis=0)) // SHAPE.block_size * SHAPE.block_size, end_key)
+        output, total, peak = see_some_keys(
+            output,
+            total,
+            peak,
+            query,
+            positions // SHAPE.block_size * SHAPE.block_size - 1,
+            positions,
+            first_key,
+            end_closed,
+            keys_ptr,
+            values_ptr,
+            table_ptr,
+            open_keys_ptr,
+            open_table_ptr,
+            first_block,
+            kv_head,
+            scale,
+            KEYS,
+            True,
+            False,
+            SHAPE,
+        )
+        first_key = tl.maximum(first_key, own)
+    return see_some_keys(
+        output,
+        total,
+        peak,
+        query,
+        positions,
+        positions,
+        first_key,
+        end_key,
+        keys_ptr,
+        values_ptr,
+        table_ptr,
+        open_keys_ptr,
+        open_table_ptr,
+        first_block,
+        kv_head,
+        scale,
+        KEYS,
+        True,
+        SHAPE.has_open_keys,
+        SHAPE,
+    )
+
+
+@triton.jit
+def see_some_keys(
     output,  # o [ROWS, dims], l and m [ROWS] so far
     total,
     peak,
     query,  # [ROWS, dims]
+    last_seen,  # [ROWS], the newest key that each row may see here
     positions,  # [ROWS]
     first_key,
     end_key,  # all keys before it are written; without a mask, whole tiles end there
     keys_ptr,  # planes of the layer: [num_blocks, num_kv_heads, block_size, head_dim], or records
     values_ptr,
     table_ptr,  # [max_num_blocks] int32, of the sequence
+    open_keys_ptr,
+    open_table_ptr,
+    first_block,
     kv_head,
     scale,
     KEYS: tl.constexpr,  # of one tile
     IS_MASKED: tl.constexpr,  # whether there may be a row that does not see each of them
+    IS_OPEN: tl.constexpr,  # only keys of each row's own block, out of its page
     SHAPE: tl.constexpr,
 ):
     """The state after the keys [first_key, end_key)."""
@@ -121,16 +206,21 @@ def see_keys(
     for start in range(first_key, end_key, KEYS):
         keys = start + tl.arange(0, KEYS)
         is_there = keys < end_key if IS_MASKED else tl.full([KEYS], True, tl.int1)
-        records = find_records(table_ptr, keys, is_there, kv_head, SHAPE)
+        blocks = find_blocks(table_ptr, keys, is_there, kv_head, SHAPE)
         offsets = keys % SHAPE.block_size
-        key = load_rows(keys_ptr, records, offsets, is_there, SHAPE)
+        if IS_OPEN:
+            key = load_open_keys(open_keys_ptr, open_table_ptr, first_block, keys, is_there, kv_head, SHAPE)
+        else:
+            key = load_rows(keys_ptr, blocks, offsets, is_there, 0, SHAPE)
         scores = dot(query, tl.trans(key), tl.zeros([query.shape[0], KEYS], tl.float32))
         if SHAPE.soft_cap is not None:
             scores = _tanh(scores * (scale / SHAPE.soft_cap)) * (SHAPE.soft_cap * _LOG2_E)
         else:
             scores *= scale * _LOG2_E
         if IS_MASKED:
-            is_visible = is_there[None, :] & (keys[None, :] <= positions[:, None])
+            is_visible = is_there[None, :] & (keys[None, :] <= last_seen[:, None])
+            if IS_OPEN:
+                is_visible &= (keys // SHAPE.block_size)[None, :] == (positions // SHAPE.block_size)[:, None]
             if SHAPE.sliding_window is not None:
                 is_visible &= keys[None, :] > (positions - SHAPE.sliding_window)[:, None]
             scores = tl.where(is_visible, scores, float("-inf"))
@@ -140,7 +230,7 @@ def see_keys(
         decay = tl.exp2(peak - level)
         weights = tl.exp2(scores - level[:, None])
         total = total * decay + tl.sum(weights, axis=1)
-        value = load_rows(values_ptr, records, offsets, is_there, SHAPE)
+        value = load_rows(values_ptr, blocks, offsets, is_there, 1, SHAPE)
         output = dot(weights.to(DTYPE), value, output * decay[:, None])
         peak = new_peak
     return output, total, peak

@@ -2,6 +2,7 @@
 
 import triton
 
+from pagedd.kernels.triton.close_blocks import close_blocks
 from pagedd.kernels.triton.linear import packed_linear
 from pagedd.kernels.triton.paged_attention import paged_attention
 from pagedd.kernels.triton.rms_norm import add_rms_norm, rms_norm
@@ -14,6 +15,7 @@ IS_INTERPRETED: bool = triton.knobs.runtime.interpret  # on a CPU, number by num
 __all__ = [
     "IS_INTERPRETED",
     "add_rms_norm",
+    "close_blocks",
     "keep_best",
     "packed_linear",
     "paged_attention",

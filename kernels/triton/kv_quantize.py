@@ -1,4 +1,4 @@
-"""Rows of keys and values into the cache, in each form of `kv_form.py`: to the last bit what `KVForm.quantize` gives.
+"""Rows of keys and values into the cache, in each form of `row_form.py`: to the last bit what `RowForm.quantize` gives.
 
 In integer arithmetic where rounding decides, so that every architecture writes the same bytes: e4m3 on cards that have
 no such conversion, bfloat16 scales that are never rounded twice. What reads them back is `kv_rows.py`.
@@ -22,7 +22,7 @@ def write_rows(
     records,  # [ROWS] int64, where each head's record begins
     offset,  # int64, of the token in its block
     is_there,  # [ROWS]
-    FORM: tl.constexpr,  # "float", or the name of a quantized form
+    FORM: tl.constexpr,  # "float", or the name of a form of rows
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
@@ -103,11 +103,28 @@ def _quantize_int4(x, HEAD_DIM: tl.constexpr):
     is_finite = tl.max(tl.reshape(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, shape), axis=2) < _INFINITY
     lowest = tl.min(tl.reshape(tl.where(is_number, x, float("inf")), shape), axis=2)
     highest = tl.max(tl.reshape(tl.where(is_number, x, float("-inf")), shape), axis=2)
+    base, inverse, words = _group_step(lowest, highest, is_finite)
+    q = _round(_scaled(tl.reshape(x, shape) - base[:, :, None], inverse[:, :, None], 0.0, 15.0)) & 0xF
+    low, high = tl.split(tl.reshape(q, [ROWS, DIMS // 2, 2]))
+    return (low | (high << 4)).to(tl.uint8), words
+
+
+@triton.jit
+def _group_step(lowest, highest, is_finite):
+    """Offset and inverse of the scale of groups that 4 bits are to hold, and the word of both that is written."""
     lowest = tl.where(is_finite & (lowest != 0), lowest, 0.0)  # no negative zero
     bits = lowest.to(tl.int32, bitcast=True)
     offset = (bits >> 16) + ((bits < 0) & ((bits & 0xFFFF) != 0)).to(tl.int32)  # rounded down
     base = (offset << 16).to(tl.float32, bitcast=True)
     scale, inverse = _step(highest - base, 1 / 15, is_finite)
-    q = _round(_scaled(tl.reshape(x, shape) - base[:, :, None], inverse[:, :, None], 0.0, 15.0)) & 0xF
-    low, high = tl.split(tl.reshape(q, [ROWS, DIMS // 2, 2]))
-    return (low | (high << 4)).to(tl.uint8), (scale | (offset << 16)).to(tl.uint32, bitcast=True)
+    return base, inverse, (scale | (offset << 16)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def quantize_channels(x):
+    """A block's keys [ROWS, DIMS] float32: bytes of two values, [ROWS, DIMS // 2], and a word a dimension, [DIMS]."""
+    is_finite = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0) < _INFINITY
+    base, inverse, words = _group_step(tl.min(x, axis=0), tl.max(x, axis=0), is_finite)
+    q = _round(_scaled(x - base[None, :], inverse[None, :], 0.0, 15.0)) & 0xF
+    low, high = tl.split(tl.reshape(q, [x.shape[0], x.shape[1] // 2, 2]))
+    return (low | (high << 4)).to(tl.uint8), words

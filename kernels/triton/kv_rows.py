@@ -1,4 +1,4 @@
-"""Rows of cached keys and values in registers: loading them from their blocks, and undoing each form of `kv_form.py`.
+"""Rows of cached keys and values in registers: loading them from their blocks, and undoing each form of `row_form.py`.
 
 A row that is not there reads as 0, never as what an earlier owner of the block left: 0 · NaN would reach the output.
 What is past a head's last dimension reads as some number; the query's is 0 there, and the output's is not stored.
@@ -13,32 +13,37 @@ import triton.language as tl
 
 
 @triton.jit
-def find_records(
+def find_blocks(
     table_ptr,  # [max_num_blocks] int32, of one sequence
     positions,  # [N]
     is_there,  # [N]
     kv_head,
     SHAPE: tl.constexpr,
 ):
-    """[N] int64: where in a plane the block of each position begins for this head, in elements of the plane."""
+    """[N] int64: which of a plane's records holds each position for this head."""
     blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=is_there, other=0)
-    return (blocks.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * SHAPE.record
+    return blocks.to(tl.int64) * SHAPE.num_kv_heads + kv_head
 
 
 @triton.jit
 def load_rows(
     plane_ptr,  # keys or values, [num_blocks, num_kv_heads, record]: numbers of a float form, else uint8
-    records,  # [N] int64, as `find_records` gives them
+    blocks,  # [N] int64, as `find_blocks` gives them
     offsets,  # [N], of rows in their blocks
     is_there,  # [N]
+    PLANE: tl.constexpr,  # 0: keys, 1: values
     SHAPE: tl.constexpr,
 ):
     """[N, dims] in the dtype of products."""
-    if SHAPE.form_name == "int4":
+    FORM: tl.constexpr = SHAPE.row_forms[PLANE]
+    records = blocks * SHAPE.records[PLANE]
+    if FORM == "channel4":
+        rows = _load_channel4(plane_ptr, records, offsets, is_there, SHAPE)
+    elif FORM == "int4":
         rows = _load_int4(plane_ptr, records, offsets, is_there, SHAPE)
-    elif SHAPE.form_name == "int8":
+    elif FORM == "int8":
         rows = _load_int8(plane_ptr, records, offsets, is_there, SHAPE)
-    elif SHAPE.form_name == "fp8":
+    elif FORM == "fp8":
         rows = _load_fp8(plane_ptr, records, offsets, is_there, SHAPE)
     else:
         rows = _load_values(plane_ptr, records + offsets * SHAPE.head_dim, is_there, SHAPE.head_dim, SHAPE.dims)
@@ -117,6 +122,40 @@ def _load_int4(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
     low = (bits << 19 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
     high = (bits << 15 & 0x780000 | 0x3F800000).to(tl.float32, bitcast=True) * step + origin
     return tl.interleave(tl.reshape(low, [N, HALF]), tl.reshape(high, [N, HALF]))
+
+
+@triton.jit
+def _load_channel4(plane_ptr, records, offsets, is_there, SHAPE: tl.constexpr):
+    """[N, dims] float32."""
+    VALUE_BYTES: tl.constexpr = SHAPE.head_dim // 2
+    values = _load_values(plane_ptr, records + offsets * VALUE_BYTES, is_there, VALUE_BYTES, SHAPE.dims // 2)
+    # A dimension's scale and offset, both bfloat16, are one word. Rows of a block read the same ones.
+    words_ptr = plane_ptr.to(tl.pointer_type(tl.uint32))
+    starts = (records + SHAPE.block_size * VALUE_BYTES) // 4
+    words = _load_values(words_ptr, starts, is_there, SHAPE.head_dim, SHAPE.dims)
+    scale = (words << 16).to(tl.float32, bitcast=True)
+    base = (words & 0xFFFF0000).to(tl.float32, bitcast=True)
+    bits = values.to(tl.uint32)
+    # q in the highest bits of the mantissa of 1 reads as 1 + q / 16.
+    numbers = tl.interleave(bits << 19 & 0x780000 | 0x3F800000, bits << 15 & 0x780000 | 0x3F800000)
+    return (numbers.to(tl.float32, bitcast=True) - 1) * (16 * scale) + base
+
+
+@triton.jit
+def load_open_keys(
+    open_keys_ptr,  # [num_pages, num_kv_heads, block_size, head_dim] bfloat16
+    open_table_ptr,  # [max_num_pages] int32, of one sequence
+    first_block,  # whose page comes first there
+    positions,  # [N]
+    is_there,  # [N]
+    kv_head,
+    SHAPE: tl.constexpr,
+):
+    """[N, dims] in the dtype of products."""
+    pages = tl.load(open_table_ptr + positions // SHAPE.block_size - first_block, mask=is_there, other=0)
+    rows = (pages.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
+    keys = _load_values(open_keys_ptr, rows * SHAPE.head_dim, is_there, SHAPE.head_dim, SHAPE.dims)
+    return keys.to(SHAPE.product_type)
 
 
 @triton.jit

@@ -20,15 +20,17 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedd.kernels.layout import KVLayer, PagedBatch, QuantizedLayer
+from pagedd.kernels.layout import KVLayer, PagedBatch, has_open_keys, planes_of
 from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape, chunk_launch, short_launch
 from pagedd.kernels.triton.attention_tile import (
     divisor,
+    first_open_block,
     first_visible,
     load_queries,
     place_queries,
     see_keys,
     see_nothing,
+    see_some_keys,
     store_rows,
 )
 from pagedd.kernels.triton.launch import Launch, card_of
@@ -50,7 +52,8 @@ def paged_attention(
 ) -> torch.Tensor:
     shape = AttentionShape.of(query, kv_layer, sliding_window, soft_cap)
     card = card_of(query.device)
-    keys, values = (kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer).unbind()
+    keys, values = planes_of(kv_layer)
+    open_keys = kv_layer.open_keys if has_open_keys(kv_layer) else keys
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     num_seqs, max_rows = batch.context_lens.shape[0], batch.max_query_len * shape.group
     are_all_short = max_rows <= max(MAX_SHORT_ROWS, shape.group)
@@ -64,6 +67,7 @@ def paged_attention(
             query,
             keys,
             values,
+            open_keys,
             batch,
             shape=shape,
             launch=short,
@@ -82,12 +86,15 @@ def paged_attention(
             query,
             keys,
             values,
+            open_keys,
             batch.query_starts,
             batch.context_lens,
             batch.block_tables,
+            batch.open_tables,
             scale,
             query.stride(0),
             batch.block_tables.stride(0),
+            batch.open_tables.stride(0),
             num_seqs,
             num_short,
             num_chunk_tiles,
@@ -111,20 +118,23 @@ def _constants(shape: AttentionShape, short: Launch | None, chunk: Launch | None
 
 # Numbers that differ from step to step must not make a kernel of their own each.
 @triton.jit(
-    do_not_specialize=["table_stride", "num_seqs", "num_short", "num_chunk_tiles"],
-    do_not_specialize_on_alignment=["query_starts_ptr", "context_lens_ptr", "block_tables_ptr"],
+    do_not_specialize=["table_stride", "open_stride", "num_seqs", "num_short", "num_chunk_tiles"],
+    do_not_specialize_on_alignment=["query_starts_ptr", "context_lens_ptr", "block_tables_ptr", "open_tables_ptr"],
 )
 def _attend(
     output_ptr,  # [num_tokens, num_heads, head_dim]
     query_ptr,  # [num_tokens, num_heads, head_dim]
     keys_ptr,  # [num_blocks, num_kv_heads, block_size, head_dim], or [num_blocks, num_kv_heads, record] bytes
     values_ptr,  # the same
+    open_keys_ptr,  # [num_pages, num_kv_heads, block_size, head_dim]; not read unless the form has open keys
     query_starts_ptr,  # [num_seqs + 1] int32
     context_lens_ptr,  # [num_seqs] int32
     block_tables_ptr,  # [num_seqs, max_num_blocks] int32
+    open_tables_ptr,  # [num_seqs, max_num_pages] int32
     scale,
     query_stride,
     table_stride,
+    open_stride,
     num_seqs,
     num_short,
     num_chunk_tiles,
@@ -145,12 +155,15 @@ def _attend(
                 query_ptr,
                 keys_ptr,
                 values_ptr,
+                open_keys_ptr,
                 query_starts_ptr,
                 context_lens_ptr,
                 block_tables_ptr,
+                open_tables_ptr,
                 scale,
                 query_stride,
                 table_stride,
+                open_stride,
                 seq,
                 first_query,
                 CHUNK_ROWS,
@@ -165,12 +178,15 @@ def _attend(
                 query_ptr,
                 keys_ptr,
                 values_ptr,
+                open_keys_ptr,
                 query_starts_ptr,
                 context_lens_ptr,
                 block_tables_ptr,
+                open_tables_ptr,
                 scale,
                 query_stride,
                 table_stride,
+                open_stride,
                 program - num_chunk_tiles,
                 0,
                 SHORT_ROWS,
@@ -208,12 +224,15 @@ def _attend_tile(
     query_ptr,
     keys_ptr,
     values_ptr,
+    open_keys_ptr,
     query_starts_ptr,
     context_lens_ptr,
     block_tables_ptr,
+    open_tables_ptr,
     scale,
     query_stride,
     table_stride,
+    open_stride,
     seq,
     first_query,
     ROWS: tl.constexpr,
@@ -228,24 +247,32 @@ def _attend_tile(
     heads = kv_head * SHAPE.group + group_heads
     query = load_queries(query_ptr, query_stride, batch_rows, heads, is_row, SHAPE)
     table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
+    open_table_ptr = open_tables_ptr + seq.to(tl.int64) * open_stride
+    first_block = first_open_block(query_starts_ptr, context_lens_ptr, seq, SHAPE)
     first_key = first_visible(first_position, SHAPE)
     output, total, peak = see_nothing(ROWS, SHAPE)
     if HAS_COMMON_KEYS:
-        end_common = tl.minimum(first_position + 1, end_key) // KEYS * KEYS
-        output, total, peak = see_keys(
+        first_own = first_position // SHAPE.block_size * SHAPE.block_size if SHAPE.has_open_keys else first_position + 1
+        end_common = tl.minimum(first_own, end_key) // KEYS * KEYS
+        output, total, peak = see_some_keys(
             output,
             total,
             peak,
             query,
+            positions,
             positions,
             first_key,
             end_common,
             keys_ptr,
             values_ptr,
             table_ptr,
+            open_keys_ptr,
+            open_table_ptr,
+            first_block,
             kv_head,
             scale,
             KEYS,
+            False,
             False,
             SHAPE,
         )
@@ -256,15 +283,18 @@ def _attend_tile(
         peak,
         query,
         positions,
+        first_position,
         first_key,
         end_key,
         keys_ptr,
         values_ptr,
         table_ptr,
+        open_keys_ptr,
+        open_table_ptr,
+        first_block,
         kv_head,
         scale,
         KEYS,
-        True,
         SHAPE,
     )
     store_rows(output_ptr, output / divisor(total)[:, None], batch_rows, heads, is_row, SHAPE)
@@ -276,9 +306,11 @@ def variants(arch: int) -> list[Variant]:
         "query_starts_ptr": "*i32",
         "context_lens_ptr": "*i32",
         "block_tables_ptr": "*i32",
+        "open_tables_ptr": "*i32",
         "scale": "fp32",
         "query_stride": "i32",
         "table_stride": "i32",
+        "open_stride": "i32",
         "num_seqs": "i32",
         "num_short": "i32",
         "num_chunk_tiles": "i32",

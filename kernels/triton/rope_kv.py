@@ -17,7 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.kv_form import FORMS, KVForm, form_of
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, has_open_keys, planes_of
+from pagedd.kernels.triton.attention_shape import row_forms
 from pagedd.kernels.triton.kv_quantize import write_rows
 from pagedd.kernels.triton.launch import Launch, card_of, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
@@ -110,15 +112,18 @@ def _apply_rope_kernel(
 
 
 # A step's tables may begin anywhere in a longer tensor; that must not make a kernel of its own.
-@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr", "open_slot_ptr"])
 def _rope_kv_kernel(
     query_ptr,  # [num_tokens, num_heads, head_dim]
     key_ptr,  # [num_tokens, num_kv_heads, head_dim]
     value_ptr,  # as the key
     cos_ptr,  # [num_tokens, head_dim // 2] float32
     sin_ptr,
-    cache_ptr,  # [2, num_blocks, num_kv_heads, record]: rows of the dtype of a float form, else bytes
+    keys_ptr,  # [num_blocks, num_kv_heads, record]: rows of the dtype of a float form, else bytes
+    values_ptr,  # the same; records may be of another size
+    open_keys_ptr,  # [num_pages, num_kv_heads, block_size, head_dim]; only where the form has open keys
     slot_ptr,  # [num_tokens] int64
+    open_slot_ptr,  # the same, of pages
     num_heads,
     num_kv_heads,
     query_token_stride,
@@ -127,11 +132,9 @@ def _rope_kv_kernel(
     key_head_stride,
     value_token_stride,
     value_head_stride,
-    plane_stride,  # of the cache, in its elements
-    block_stride,
-    record_stride,
     HAS_ROPE: tl.constexpr,  # else there is no query, and the key is written as it is
-    FORM: tl.constexpr,
+    FORMS: tl.constexpr,  # of keys and of values, as `write_rows` takes them
+    RECORDS: tl.constexpr,  # of keys and of values: size, in elements
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,  # of a program
@@ -156,7 +159,7 @@ def _rope_kv_kernel(
         slot = tl.load(slot_ptr + token)
         block = slot // BLOCK_SIZE
         head = tile % KV_TILES * HEADS + tl.arange(0, HEADS)
-        records = block * block_stride + head.to(tl.int64) * record_stride
+        records = block * num_kv_heads + head
         offset = slot % BLOCK_SIZE
         if tile < KV_TILES:
             start = key_ptr + token * key_token_stride
@@ -166,12 +169,18 @@ def _rope_kv_kernel(
                 )
             else:
                 key = _load_heads(start, head, num_kv_heads, key_head_stride, HEAD_DIM, DIMS)
-            write_rows(key, cache_ptr, records, offset, head < num_kv_heads, FORM, HEAD_DIM, BLOCK_SIZE)
+            is_there = head < num_kv_heads
+            if FORMS[0] == "channel4":
+                page = tl.load(open_slot_ptr + token) // BLOCK_SIZE
+                places = (page * num_kv_heads + head) * (BLOCK_SIZE * HEAD_DIM)
+                write_rows(key, open_keys_ptr, places, offset, is_there, "float", HEAD_DIM, BLOCK_SIZE)
+            else:
+                write_rows(key, keys_ptr, records * RECORDS[0], offset, is_there, FORMS[0], HEAD_DIM, BLOCK_SIZE)
         else:
             start = value_ptr + token * value_token_stride
             value = _load_heads(start, head, num_kv_heads, value_head_stride, HEAD_DIM, DIMS)
-            records += plane_stride.to(tl.int64)
-            write_rows(value, cache_ptr, records, offset, head < num_kv_heads, FORM, HEAD_DIM, BLOCK_SIZE)
+            is_there = head < num_kv_heads
+            write_rows(value, values_ptr, records * RECORDS[1], offset, is_there, FORMS[1], HEAD_DIM, BLOCK_SIZE)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -200,9 +209,15 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     )
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_layer: KVLayer,
+    slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
+) -> None:
     """Stores each row's key and value in its slot, in the form of the cache. Arguments as in `rope_and_write_kv`."""
-    _launch_rope_kv(None, key, value, None, kv_layer, slot_mapping)
+    _launch_rope_kv(None, key, value, None, kv_layer, slot_mapping, open_slots)
 
 
 def rope_and_write_kv(
@@ -213,6 +228,7 @@ def rope_and_write_kv(
     sin: torch.Tensor,
     kv_layer: KVLayer,
     slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None = None,
 ) -> None:
     """Rotates `query` in place, and writes the rotated key, and the value, into their slots. `key` stays as it is.
 
@@ -225,8 +241,9 @@ def rope_and_write_kv(
         cos, sin: [num_tokens, head_dim // 2] float32, contiguous.
         kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
         slot_mapping: [num_tokens] int64, no slot twice.
+        open_slots: [num_tokens] int64, slots of pages; where the form of the cache has open keys.
     """
-    _launch_rope_kv(query, key, value, (cos, sin), kv_layer, slot_mapping)
+    _launch_rope_kv(query, key, value, (cos, sin), kv_layer, slot_mapping, open_slots)
 
 
 def _launch_rope_kv(
@@ -236,14 +253,17 @@ def _launch_rope_kv(
     angles: tuple[torch.Tensor, torch.Tensor] | None,
     kv_layer: KVLayer,
     slot_mapping: torch.Tensor,
+    open_slots: torch.Tensor | None,
 ) -> None:
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens == 0:
         return
     if isinstance(kv_layer, QuantizedLayer):
-        cache, form, block_size = kv_layer.data, kv_layer.form.name, kv_layer.block_size
+        form, block_size = kv_layer.form, kv_layer.block_size
     else:
-        cache, form, block_size = kv_layer, "float", kv_layer.shape[3]
+        form, block_size = form_of(kv_layer.dtype), kv_layer.shape[3]
+    keys, values = planes_of(kv_layer)
+    open_keys = kv_layer.open_keys if has_open_keys(kv_layer) else keys
     launch = launch_for("rope_kv", card_of(key.device).arch)
     constants = _constants(launch, form, block_size, head_dim, num_kv_heads, has_rope=query is not None)
     cos, sin = angles or (key, key)  # not read
@@ -255,8 +275,11 @@ def _launch_rope_kv(
         value,
         cos,
         sin,
-        cache,
+        keys,
+        values,
+        open_keys,
         slot_mapping,
+        slot_mapping if open_slots is None else open_slots,
         rotated.shape[1],
         num_kv_heads,
         rotated.stride(0),
@@ -265,9 +288,6 @@ def _launch_rope_kv(
         key.stride(1),
         value.stride(0),
         value.stride(1),
-        cache.stride(0),
-        cache.stride(1),
-        cache.stride(2),
         **constants,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -275,12 +295,14 @@ def _launch_rope_kv(
 
 
 def _constants(
-    launch: Launch, form: str, block_size: int, head_dim: int, num_kv_heads: int, *, has_rope: bool
+    launch: Launch, form: KVForm, block_size: int, head_dim: int, num_kv_heads: int, *, has_rope: bool
 ) -> dict[str, Any]:
     heads = launch.tiles["heads"]
+    itemsize = 1 if form.dtype is None else form.dtype.itemsize
     return {
         "HAS_ROPE": has_rope,
-        "FORM": form,
+        "FORMS": row_forms(form),
+        "RECORDS": tuple(form.record_bytes(plane, block_size, head_dim) // itemsize for plane in range(2)),
         "BLOCK_SIZE": block_size,
         "HEAD_DIM": head_dim,
         "HEADS": heads,
@@ -292,35 +314,33 @@ def variants(arch: int) -> list[Variant]:
     """A Llama-8B's over every form of the cache, another head size whose halves are no power of two, and rope alone."""
     dtypes = (torch.bfloat16, torch.float16)
     return [
-        *(_variant(arch, dtype, form, head_dim=128, has_rope=True) for dtype in dtypes for form in _CACHES),
-        *(_variant(arch, torch.bfloat16, form, head_dim=80, has_rope=True) for form in _CACHES),
+        *(_variant(arch, dtype, form, head_dim=128, has_rope=True) for dtype in dtypes for form in _SERVED),
+        *(_variant(arch, torch.bfloat16, form, head_dim=80, has_rope=True) for form in _SERVED),
         _variant(arch, torch.bfloat16, "int4", head_dim=256, has_rope=True),
         _variant(arch, torch.bfloat16, "int4", head_dim=128, has_rope=False),
         *(_rope_variant(arch, dtype, head_dim=128) for dtype in dtypes),
     ]
 
 
-# Form → element of the cache in it.
-_CACHES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8, "int8": torch.uint8, "int4": torch.uint8}
+_SERVED = [form for form in FORMS if form != "float32"]
 
 
 def _variant(arch: int, dtype: torch.dtype, form: str, *, head_dim: int, has_rope: bool) -> Variant:
     launch = launch_for("rope_kv", arch)
-    kind, cache = TRITON_TYPES[dtype], _CACHES[form]
+    kind, cache = TRITON_TYPES[dtype], TRITON_TYPES[FORMS[form].dtype or torch.uint8]
     activations = ("query_ptr", "key_ptr", "value_ptr")
     strides = [f"{name}_{unit}_stride" for name in ("query", "key", "value") for unit in ("token", "head")]
-    strides += ["plane_stride", "block_stride", "record_stride"]
     return Variant(
         name=f"rope_kv.{'' if has_rope else 'write.'}{kind}.{form}.{head_dim}",
         kernel=_rope_kv_kernel,
         signature=dict.fromkeys(activations, f"*{kind}")
-        | {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "cache_ptr": f"*{TRITON_TYPES[cache]}", "slot_ptr": "*i64"}
-        | dict.fromkeys(("num_heads", "num_kv_heads", *strides), "i32")
-        | {"plane_stride": "i64"},
-        constants=_constants(
-            launch, form if cache == torch.uint8 else "float", 16, head_dim, num_kv_heads=8, has_rope=has_rope
-        ),
-        aligned=frozenset((*activations, "cos_ptr", "sin_ptr", "cache_ptr", *strides)),
+        | dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32")
+        | dict.fromkeys(("slot_ptr", "open_slot_ptr"), "*i64")
+        | dict.fromkeys(("keys_ptr", "values_ptr"), f"*{cache}")
+        | {"open_keys_ptr": "*bf16" if FORMS[form].has_open_keys else f"*{cache}"}
+        | dict.fromkeys(("num_heads", "num_kv_heads", *strides), "i32"),
+        constants=_constants(launch, FORMS[form], 16, head_dim, num_kv_heads=8, has_rope=has_rope),
+        aligned=frozenset((*activations, "cos_ptr", "sin_ptr", "keys_ptr", "values_ptr", "open_keys_ptr", *strides)),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         is_8b=head_dim == 128,

@@ -18,6 +18,7 @@ from pagedd.kernels.layout import PagedBatch
 from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape, short_launch
 from pagedd.kernels.triton.attention_tile import (
     divisor,
+    first_open_block,
     first_visible,
     load_queries,
     place_queries,
@@ -58,6 +59,7 @@ def attend_split(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    open_keys: torch.Tensor,
     batch: PagedBatch,
     *,
     shape: AttentionShape,
@@ -71,7 +73,7 @@ def attend_split(
     Args:
         output: [num_tokens, num_heads, head_dim], contiguous.
         query: the same shape; may be a view into wider rows.
-        keys, values: planes of the layer.
+        keys, values: planes of the layer; open_keys: its pages, or anything where the form has none.
         launch: of such tiles.
     """
     are_all = num_seqs == batch.context_lens.shape[0]
@@ -85,12 +87,15 @@ def attend_split(
         query,
         keys,
         values,
+        open_keys,
         batch.query_starts,
         batch.context_lens,
         batch.block_tables,
+        batch.open_tables,
         scale,
         query.stride(0),
         batch.block_tables.stride(0),
+        batch.open_tables.stride(0),
         num_rows,
         ROWS=launch.tiles["rows"],
         KEYS=launch.tiles["keys"],
@@ -118,8 +123,8 @@ _MERGED_AT_ONCE = tl.constexpr(16)  # splits whose rows are read together
 
 # Numbers that differ from step to step must not make a kernel of their own each.
 @triton.jit(
-    do_not_specialize=["table_stride", "num_rows"],
-    do_not_specialize_on_alignment=["query_starts_ptr", "context_lens_ptr", "block_tables_ptr"],
+    do_not_specialize=["table_stride", "open_stride", "num_rows"],
+    do_not_specialize_on_alignment=["query_starts_ptr", "context_lens_ptr", "block_tables_ptr", "open_tables_ptr"],
 )
 def _attend_splits(
     partial_ptr,  # [num_splits, num_rows, num_heads, head_dim] float32
@@ -127,12 +132,15 @@ def _attend_splits(
     query_ptr,  # [num_tokens, num_heads, head_dim]
     keys_ptr,  # [num_blocks, num_kv_heads, block_size, head_dim], or [num_blocks, num_kv_heads, record] bytes
     values_ptr,  # the same
+    open_keys_ptr,  # [num_pages, num_kv_heads, block_size, head_dim]; not read unless the form has open keys
     query_starts_ptr,  # [num_seqs + 1] int32
     context_lens_ptr,  # [num_seqs] int32
     block_tables_ptr,  # [num_seqs, max_num_blocks] int32
+    open_tables_ptr,  # [num_seqs, max_num_pages] int32
     scale,
     query_stride,
     table_stride,
+    open_stride,
     num_rows,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -158,15 +166,18 @@ def _attend_splits(
             peak,
             query,
             positions,
+            first_position,
             first_key,
             end_key,
             keys_ptr,
             values_ptr,
             table_ptr,
+            open_keys_ptr,
+            open_tables_ptr + seq.to(tl.int64) * open_stride,
+            first_open_block(query_starts_ptr, context_lens_ptr, seq, SHAPE),
             kv_head,
             scale,
             KEYS,
-            True,
             SHAPE,
         )
         total = divisor(total)
@@ -235,8 +246,8 @@ def variants(arch: int) -> list[Variant]:
         workspace = {"partial_ptr": "*fp32", "levels_ptr": "*fp32"}
         place = {"query_starts_ptr": "*i32", "context_lens_ptr": "*i32"}
         tile = {"ROWS": launch.tiles["rows"], "KEYS": launch.tiles["keys"], "SHAPE": shape}
-        reads = {name: types[name] for name in ("query_ptr", "keys_ptr", "values_ptr")}
-        numbers = {"query_stride": "i32", "table_stride": "i32", "num_rows": "i32"}
+        reads = {name: types[name] for name in ("query_ptr", "keys_ptr", "values_ptr", "open_keys_ptr")}
+        numbers = dict.fromkeys(("query_stride", "table_stride", "open_stride", "num_rows"), "i32")
         found.append(
             Variant(
                 f"split_decode.attend.{form}",
@@ -246,6 +257,7 @@ def variants(arch: int) -> list[Variant]:
                     **reads,
                     **place,
                     "block_tables_ptr": "*i32",
+                    "open_tables_ptr": "*i32",
                     "scale": "fp32",
                     **numbers,
                     **dict.fromkeys(tile, "constexpr"),

@@ -90,7 +90,7 @@ class CountingModel:
 class CountingRunner:
     def __init__(self) -> None:
         self._model = CountingModel()
-        self._storage = None
+        self._storage = self.open_pages = None
 
 
 @pytest.mark.parametrize(("num_rows", "chunks"), [(40, [40]), (16, [16, 16, 8]), (1, [1] * 40)])

@@ -167,6 +167,7 @@ INFO = EngineInfo(
     block_size=4,
     num_blocks=6,
     kv_bytes_per_token=2,
+    kv_open_bytes=0,
     max_num_seqs=8,
     max_num_batched_tokens=16,
     model_bytes=1,

@@ -87,6 +87,7 @@ def engine_info(**changes: Any) -> EngineInfo:
         "block_size": 16,
         "num_blocks": 256,
         "kv_bytes_per_token": 8,
+        "kv_open_bytes": 0,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "model_bytes": 0,

@@ -13,6 +13,7 @@ from pagedd.engine.kv.disk_segment import SegmentForm
 from pagedd.engine.kv.disk_tier import DiskTier
 from pagedd.engine.kv.disk_writer import DiskWriter
 from pagedd.engine.kv.host_tier import HostTier
+from pagedd.engine.kv.open_pages import OpenPages, num_pages_for
 from pagedd.engine.kv.prefix_cache import Hasher, blake2b_digest
 from pagedd.engine.kv.stored_block import BlockCopy
 from pagedd.engine.kv.tiers import Tiers
@@ -30,11 +31,18 @@ def next_token(context: list[int], choice_index: int) -> int:
 
 
 class TokenRunner(Runner):
-    """Writes token ids into slots and reads the whole context back through the block table, as attention would."""
+    """Writes token ids into slots and reads the whole context back through the block table, as attention would.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    With `num_pages` it also keeps them as a cache with open keys does: in a page until their block is full, and from
+    then on as what the page held.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_pages: int = 0) -> None:
         self.block_size = block_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.open_pages = OpenPages(num_pages)
+        self.pages: dict[int, list[int | None]] = {page: [None] * block_size for page in range(num_pages)}
+        self.closed: dict[int, list[int | None]] = {}
         super().__init__()
         self.num_computed = 0
         self.copied: list[tuple[int, int]] = []  # every block copy so far
@@ -52,6 +60,7 @@ class TokenRunner(Runner):
     def load_blocks(self, copies: list[BlockCopy]) -> None:
         for block_id, memory in copies:
             self.slots[block_id * self.block_size : (block_id + 1) * self.block_size] = memory
+            self.closed[block_id] = list(memory)
             self.num_loaded += 1
 
     def run(self, step: Step) -> list[Sampled]:
@@ -63,6 +72,8 @@ class TokenRunner(Runner):
         for source, target in step.block_copies:
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         self.copied += step.block_copies
+        if self.pages:
+            self.write_keys(step)
         step.block_copies.clear()
         for item in step.scheduled:
             for i, token_id in enumerate(item.token_ids, item.start):
@@ -79,6 +90,30 @@ class TokenRunner(Runner):
                 sampled.append(Sampled(next_token(context[:row], item.sequence.choice_index)))
             sampled += [Sampled(next_token(context, s.choice_index)) for s in item.samplers]
         return sampled
+
+    def write_keys(self, step: Step) -> None:
+        """Of open blocks, and holds what each new token would see to the tokens themselves."""
+        size, opened = self.block_size, self.open_pages
+        copies = [(opened.find(source), target) for source, target in step.block_copies]
+        for source, target in copies:
+            if source is not None:
+                self.pages[opened.open(target)] = list(self.pages[source])
+        opened.settle()
+        for item in step.scheduled:
+            table, end = item.sequence.block_table, item.start + item.num_scheduled_tokens
+            for i, token_id in enumerate(item.token_ids, item.start):
+                self.pages[opened.open(table[i // size])][i % size] = token_id
+            for logical in range(item.start // size, end // size):
+                page = opened.find(table[logical])
+                assert page is not None
+                self.closed[table[logical]] = list(self.pages[page])
+            tokens = item.sequence.token_ids[: item.start] + item.token_ids
+            for position in range(item.start, end):
+                page = opened.find(table[position // size])
+                assert page is not None
+                own = self.pages[page][: position % size + 1]
+                before = [token for block in table[: position // size] for token in self.closed[block]]
+                assert before + own == tokens[: position + 1]
 
 
 class Bench:
@@ -118,6 +153,14 @@ class Bench:
         self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form)
         host = HostTier(memoryview(bytearray(host_slots * block_size)), block_size) if host_slots else None
         self.tiers = Tiers(host, self.disk, CopyCosts(block_size), lookahead=lookahead)
+        num_pages = num_pages_for(
+            max_num_batched_tokens,
+            block_size,
+            max_num_seqs,
+            num_guesses=config.num_speculative_tokens,
+            runs_ahead=False,
+        )
+        self.runner = TokenRunner(num_blocks, block_size, num_pages)
         self.blocks = BlockManager(
             num_blocks,
             block_size,
@@ -125,9 +168,9 @@ class Bench:
             hasher=hasher,
             tiers=self.tiers if host or self.disk else None,
             clock=lambda: self.now,
+            open_pages=self.runner.open_pages,
         )
         self.scheduler = Scheduler(config, self.blocks, clock=lambda: self.now)
-        self.runner = TokenRunner(num_blocks, block_size)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], SequenceOutput] = {}
 

@@ -11,7 +11,6 @@ from pagedd.engine.create import _kv_form, create_runner
 from pagedd.engine.errors import EngineError
 from pagedd.engine.model.cpu_decoder import KV_FORMS
 from pagedd.engine.model.load import LoadedModel
-from pagedd.kernels import ops
 
 CPU = torch.device("cpu")
 
@@ -73,23 +72,20 @@ def test_a_quantized_cache_serves_and_says_what_a_token_takes(folder, caplog, fo
 
 
 def test_an_unknown_form_of_the_cache_is_refused_with_those_there_are(folder) -> None:
-    with pytest.raises(EngineError, match=r"kv_cache_dtype 'int3', .* float32, bf16, fp16, int8, fp8, int4; use one"):
+    with pytest.raises(
+        EngineError, match=r"kv_cache_dtype 'int3', .* float32, bf16, fp16, int8, fp8, k8v4, int4; use one"
+    ):
         make(folder, num_blocks=2, kv_cache_dtype="int3")
 
 
 def test_a_form_that_only_torch_reads_is_refused_where_the_cpp_decoder_serves(folder) -> None:
-    with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, int4;"):
+    with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, k8v4, int4;"):
         _kv_form("fp16", loaded_with(kv_forms=KV_FORMS))
 
 
-def test_heads_too_small_for_an_int4_cache_in_triton_are_refused_with_both_sizes(folder, monkeypatch) -> None:
-    monkeypatch.setenv("PAGEDD_KERNELS", "triton")
-    with pytest.raises(
-        EngineError, match=r"invalid_setting: kv_cache_dtype 'int4' with heads of 8, .* at least 32; use"
-    ):
-        make(folder, num_blocks=2, kv_cache_dtype="int4")
-    monkeypatch.undo()
-    ops.select_backend(CPU)
+def test_a_form_that_quantizes_whole_blocks_is_refused_in_small_ones(folder) -> None:
+    with pytest.raises(EngineError, match=r"block_size 8 with kv_cache_dtype int4, .* use block_size 16"):
+        make(folder, num_blocks=2, kv_cache_dtype="int4", block_size=8)
 
 
 def test_the_form_of_the_cache_follows_the_weights_unless_it_is_asked_for() -> None:

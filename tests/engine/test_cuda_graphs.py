@@ -48,7 +48,8 @@ class BranchingModel(ContextModel):
 def storage() -> KVStorage:
     config = ModelConfig(architecture="x", vocab_size=2, num_layers=1, num_kv_heads=1, head_dim=1, max_position=99)
     storage = KVStorage(config, NUM_BLOCKS + 1, BLOCK_SIZE, FORMS["float32"], CPU)
-    storage.data.copy_(torch.arange(storage.data.numel()).view_as(storage.data))
+    for plane in storage.planes:
+        plane.copy_(torch.arange(plane.numel()).view(plane.shape))
     return storage
 
 
@@ -96,10 +97,10 @@ def test_a_replayed_step_equals_an_eager_one_and_padding_touches_only_the_scratc
     batch = build_batch(decoding(*lengths), BLOCK_SIZE, CPU)
     before = storage.data.clone()
     wanted = ContextModel().forward(batch, storage)
-    written = storage.data[0, 0, :SCRATCH].clone()
+    written = storage.planes[0][0, :SCRATCH].clone()
     storage.data.copy_(before)
     assert torch.equal(graphs.run(batch), wanted)
-    assert torch.equal(storage.data[0, 0, :SCRATCH], written)
+    assert torch.equal(storage.planes[0][0, :SCRATCH], written)
 
 
 def test_a_smaller_step_after_a_larger_one_sees_nothing_of_it(graphs) -> None:

@@ -125,6 +125,8 @@ class EngineLife(RuleBasedStateMachine):
         self.happened["step"] += counters.steps
         pool = self.bench.blocks.pool
         assert pool.num_used == 0
+        self.bench.runner.open_pages.settle()
+        assert self.bench.runner.open_pages.num_used == 0
         assert set(pool.ref_counts()) <= {0}
         for name, (prompt, max_tokens, n) in self.requests.items():
             for choice in range(n):

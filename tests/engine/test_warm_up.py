@@ -130,6 +130,7 @@ def _decorators() -> dict[str, dict[str, Any]]:
     from triton.runtime.interpreter import InterpretedFunction
 
     from pagedd.kernels.triton import (
+        close_blocks,
         linear,
         paged_attention,
         rms_norm,
@@ -139,7 +140,7 @@ def _decorators() -> dict[str, dict[str, Any]]:
         top_k_top_p,
     )
 
-    modules = (linear, paged_attention, rms_norm, rope_kv, silu_and_mul, split_decode, top_k_top_p)
+    modules = (close_blocks, linear, paged_attention, rms_norm, rope_kv, silu_and_mul, split_decode, top_k_top_p)
     functions = [part for module in modules for part in vars(module).values() if isinstance(part, InterpretedFunction)]
     return {function.fn.__name__: function.kwargs for function in functions}
 

@@ -8,22 +8,22 @@ using namespace pagedd::cpu;
 
 namespace {
 
-// type: the number of the KvType
-KvLayer kv_layer(uint8_t* data, int type, int64_t num_blocks, int num_kv_heads, int block_size, int head_dim) {
-  const int64_t plane = num_blocks * num_kv_heads * record_bytes(KvType(type), block_size, head_dim);
-  return {data, data + plane, KvType(type), num_kv_heads, block_size, head_dim};
+// key_type, value_type: the numbers of their KvType
+KvLayer kv_layer(uint8_t* keys, uint8_t* values, uint8_t* open_keys, int key_type, int value_type, int num_kv_heads,
+                 int block_size, int head_dim) {
+  return {keys, values, KvType(key_type), KvType(value_type), num_kv_heads, block_size, head_dim, open_keys};
 }
 
 }  // namespace
 
 // Returns the number of items that the step was cut into.
-extern "C" int attend(const float* query, float* output, int64_t stride, uint8_t* kv_data, int type,
-                      int64_t num_blocks, int num_heads, int num_kv_heads, int block_size, int head_dim,
+extern "C" int attend(const float* query, float* output, int64_t stride, uint8_t* keys, uint8_t* values,
+                      uint8_t* open_keys, int key_type, int value_type, int num_heads, int num_kv_heads, int block_size, int head_dim,
                       const int32_t* query_starts, const int32_t* context_lens, const int32_t* block_tables,
-                      int64_t table_stride, int num_seqs, int num_threads, float scale, float soft_cap,
+                      int64_t table_stride, const int32_t* open_tables, int64_t open_stride, int num_seqs, int num_threads, float scale, float soft_cap,
                       int sliding_window, int plan_window) {
-  const KvLayer kv = kv_layer(kv_data, type, num_blocks, num_kv_heads, block_size, head_dim);
-  const AttentionBatch batch{query_starts, context_lens, block_tables, table_stride, num_seqs};
+  const KvLayer kv = kv_layer(keys, values, open_keys, key_type, value_type, num_kv_heads, block_size, head_dim);
+  const AttentionBatch batch{query_starts, context_lens, block_tables, table_stride, num_seqs, open_tables, open_stride};
   AttentionPlan plan;
   plan.build(batch, num_heads, num_kv_heads, head_dim, num_threads, plan_window);
   // 0xff is NaN: what is read before it was written shows.
@@ -37,8 +37,18 @@ extern "C" int attend(const float* query, float* output, int64_t stride, uint8_t
 
 extern "C" void rope_and_write(float* qkv, int64_t stride, int64_t num_rows, int num_heads, const float* cos,
                                const float* sin, const float* query_norm, const float* key_norm, float eps,
-                               const int64_t* slots, uint8_t* kv_data, int type, int64_t num_blocks,
-                               int num_kv_heads, int block_size, int head_dim) {
-  const KvLayer kv = kv_layer(kv_data, type, num_blocks, num_kv_heads, block_size, head_dim);
-  rope_and_write_kv(qkv, stride, 0, num_rows, num_heads, cos, sin, query_norm, key_norm, eps, slots, kv);
+                               const int64_t* slots, const int64_t* open_slots, uint8_t* keys, uint8_t* values,
+                               uint8_t* open_keys, int key_type,
+                               int value_type, int num_kv_heads, int block_size, int head_dim) {
+  const KvLayer kv = kv_layer(keys, values, open_keys, key_type, value_type, num_kv_heads, block_size, head_dim);
+  rope_and_write_kv(qkv, stride, 0, num_rows, num_heads, cos, sin, query_norm, key_norm, eps, slots, open_slots, kv);
+}
+
+extern "C" void close_full_blocks(const int32_t* query_starts, const int32_t* context_lens, const int32_t* block_tables,
+                                  int64_t table_stride, const int32_t* open_tables, int64_t open_stride, int num_seqs,
+                                  uint8_t* keys, uint8_t* values, uint8_t* open_keys, int key_type, int value_type,
+                                  int num_kv_heads, int block_size, int head_dim) {
+  const KvLayer kv = kv_layer(keys, values, open_keys, key_type, value_type, num_kv_heads, block_size, head_dim);
+  const AttentionBatch batch{query_starts, context_lens, block_tables, table_stride, num_seqs, open_tables, open_stride};
+  for (const FullBlock full : full_blocks(batch, block_size)) close_block(kv, full);
 }

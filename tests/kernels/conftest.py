@@ -23,6 +23,8 @@ class Paged:
     max_query_len: int
     max_context_len: int
     num_decodes: int
+    open_slots: torch.Tensor
+    open_tables: torch.Tensor
 
 
 def make_paged(
@@ -56,9 +58,26 @@ def make_paged(
             kv = torch.randn(2, num_kv_heads, head_dim, generator=generator)
             kv_layer[:, table[j // block_size], :, j % block_size] = kv.to(dtype)
         slots += [table[j // block_size] * block_size + j % block_size for j in range(context - query_len, context)]
+    # Every block that a sequence's rows are in has a page, and no two are neighbours.
+    firsts = [(c - q) // block_size for q, c in lens]
+    num_pages = sum(n - first for n, first in zip(num_blocks, firsts, strict=True))
+    pages = torch.randperm(2 * num_pages + 1, generator=generator).tolist()
+    open_tables = torch.zeros(len(lens), max(n - f for n, f in zip(num_blocks, firsts, strict=True)), dtype=torch.int32)
+    open_slots: list[int] = []
+    for i, (query_len, context) in enumerate(lens):
+        for column in range(num_blocks[i] - firsts[i]):
+            open_tables[i, column] = pages.pop()
+        for j in range(context - query_len, context):
+            open_slots.append(int(open_tables[i, j // block_size - firsts[i]]) * block_size + j % block_size)
+    layer: KVLayer = kv_layer
+    if form is not None:
+        layer = quantize_layer(kv_layer, form, 2 * num_pages + 1)
+        for table, opened, n, first in zip(tables, open_tables, num_blocks, firsts, strict=True):
+            if layer.form.has_open_keys:
+                layer.open_keys[opened[: n - first].long()] = kv_layer[0, table[first:n].long()].bfloat16()
     return Paged(
         query=torch.randn(sum(query_lens), num_heads, head_dim, generator=generator).to(dtype),
-        kv_layer=kv_layer if form is None else quantize_layer(kv_layer, form),
+        kv_layer=layer,
         query_starts=torch.tensor([0, *torch.tensor(query_lens).cumsum(0)], dtype=torch.int32),
         context_lens=torch.tensor(contexts, dtype=torch.int32),
         block_tables=tables,
@@ -66,17 +85,19 @@ def make_paged(
         max_query_len=max(query_lens),
         max_context_len=max(contexts),
         num_decodes=next((i for i, q in enumerate(query_lens) if q != 1), len(lens)),
+        open_slots=torch.tensor(open_slots),
+        open_tables=open_tables,
     )
 
 
-def quantize_layer(kv_layer: torch.Tensor, form: str) -> QuantizedLayer:
+def quantize_layer(kv_layer: torch.Tensor, form: str, num_pages: int) -> QuantizedLayer:
     """A float layer in a quantized form; padding holds what a careless read would show."""
-    *outer, block_size, head_dim = kv_layer.shape
-    data = torch.full((*outer, FORMS[form].record_bytes(block_size, head_dim)), 0xFF, dtype=torch.uint8)
-    layer = QuantizedLayer(data, FORMS[form], block_size, head_dim)
-    values, scales = layer.form.quantize(kv_layer)
-    layer.values.copy_(values)
-    layer.scales.copy_(scales)
+    layer = QuantizedLayer.filled(FORMS[form], *kv_layer.shape[1:], byte=0xFF, num_pages=num_pages)
+    for plane in range(2):
+        rows = layer.form.rows[plane]
+        values, scales = rows.quantize(kv_layer[plane].bfloat16() if rows.needs_whole_block else kv_layer[plane])
+        layer.values(plane).copy_(values)
+        layer.scales(plane).copy_(scales)
     return layer
 
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from pagedd.kernels.kv_form import FORMS, form_of
+from pagedd.kernels.row_form import RowForm
 
 QUANTIZED = pytest.mark.parametrize("name", ["int8", "fp8", "int4"])
 SIZES = pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e5, 1e30])
 
 
 def there_and_back(name: str, x: torch.Tensor) -> torch.Tensor:
-    form = FORMS[name]
+    form = RowForm(name)
     values, scales = form.quantize(x)
     assert values.dtype == scales.dtype == torch.uint8
     assert values.shape == (*x.shape[:-1], form.value_bytes(x.shape[-1]))
@@ -35,9 +36,38 @@ def test_fp8_keeps_four_digits_of_what_the_largest_over_448_leaves() -> None:
 def test_int4_is_fifteen_steps_from_the_lowest_of_each_group() -> None:
     x = torch.cat([torch.arange(32.0) % 16 - 4, torch.full((16,), 3.0)])
     assert torch.equal(there_and_back("int4", x), x)
-    values, scales = FORMS["int4"].quantize(x)
+    values, scales = RowForm("int4").quantize(x)
     assert values[:2].tolist() == [0x10, 0x32]  # the even dimension in the low half
     assert scales.view(torch.bfloat16).tolist() == [1.0, -4.0, 0.0, 3.0]  # scale and offset of each group
+
+
+def test_channel4_is_fifteen_steps_from_the_lowest_of_each_dimension_over_a_block() -> None:
+    form = RowForm("channel4")
+    x = torch.stack([torch.arange(16.0), torch.full((16,), 3.0), 2 - torch.arange(16.0) * 100], dim=1)
+    values, scales = form.quantize(x)
+    assert (values.shape, scales.shape) == ((16, 2), (1, 12))
+    assert values[:2].tolist() == [[0x00, 0x0F], [0x01, 0x0E]]  # the even dimension in the low half
+    assert scales.view(torch.bfloat16).tolist() == [[1.0, 0.0, 0.0, 3.0, 100.5, -1504.0]]  # −1498, rounded down
+    assert (form.dequantize(values, scales, 3) - x).abs().max() <= 6
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_a_dimension_loses_at_most_half_a_step_of_its_own_whatever_the_others_hold(size: float) -> None:
+    x = (random_rows(64).repeat(1, 4, 1)[:, :16] * size * torch.logspace(-3, 3, 64)).bfloat16().float()
+    form = RowForm("channel4")
+    back = form.dequantize(*form.quantize(x), 64)
+    step = (x.amax(dim=1, keepdim=True) - x.amin(dim=1, keepdim=True)) / 15
+    assert ((back - x).abs() <= step * (0.5 + 15 * 2**-8)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "share"),
+    [("int8", 16, 0.54), ("fp8", 16, 0.54), ("k8v4", 16, 0.45), ("int4", 16, 0.38), ("int4", 32, 0.33)],
+)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_what_a_token_takes_beside_16_bits(name: str, block_size: int, share: float, head_dim: int) -> None:
+    ratio = FORMS[name].block_bytes(block_size, head_dim) / FORMS["bf16"].block_bytes(block_size, head_dim)
+    assert ratio <= share
 
 
 @SIZES
@@ -89,19 +119,23 @@ def test_narrow_rows_are_quantized_as_the_numbers_they_are(name: str, dtype: tor
 
 
 @pytest.mark.parametrize(
-    ("name", "block_size", "head_dim", "num_bytes"),
+    ("name", "block_size", "head_dim", "keys", "values"),
     [
-        ("float32", 16, 64, 4096),
-        ("bf16", 16, 64, 2048),
-        ("int8", 16, 64, 1088),  # 1056, to whole lines
-        ("fp8", 32, 64, 2112),
-        ("int4", 16, 64, 640),
-        ("int4", 16, 80, 832),  # 40 bytes and three groups' scales a row
-        ("int8", 1, 16, 64),
+        ("float32", 16, 64, 4096, 4096),
+        ("bf16", 16, 64, 2048, 2048),
+        ("int8", 16, 64, 1088, 1088),  # 1056, to whole lines
+        ("fp8", 32, 64, 2112, 2112),
+        ("k8v4", 16, 64, 1088, 640),
+        ("k8v4", 16, 80, 1344, 832),  # of values 40 bytes and three groups' scales a row
+        ("int4", 16, 64, 768, 640),  # of keys a scale and an offset a dimension
+        ("int4", 32, 64, 1280, 1280),
+        ("int8", 1, 16, 64, 64),
     ],
 )
-def test_a_record_takes_values_and_scales_in_whole_cache_lines(name, block_size, head_dim, num_bytes) -> None:
-    assert FORMS[name].record_bytes(block_size, head_dim) == num_bytes
+def test_a_record_takes_values_and_scales_in_whole_cache_lines(name, block_size, head_dim, keys, values) -> None:
+    form = FORMS[name]
+    assert [form.record_bytes(plane, block_size, head_dim) for plane in range(2)] == [keys, values]
+    assert form.block_bytes(block_size, head_dim) == keys + values
 
 
 def test_every_float_dtype_has_its_form() -> None:

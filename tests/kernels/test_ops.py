@@ -61,7 +61,7 @@ def test_triton_on_a_cpu_is_refused_unless_it_is_interpreted(monkeypatch) -> Non
 )
 def test_backends_have_the_public_signatures(backend) -> None:
     names = [name for name in vars(ops.Backend) if not name.startswith("_")]
-    assert len(names) == 8
+    assert len(names) == 9
     for name in names:
         public, own = inspect.signature(getattr(ops, name)), inspect.signature(getattr(backend, name))
         assert own == public, name

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagedd.kernels import reference, torch_ops
-from pagedd.kernels.kv_form import KVForm
+from pagedd.kernels.row_form import RowForm
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -166,18 +166,27 @@ def test_any_batch_equals_the_reference(paged, decodes, chunks, block_size, wind
         close(*attend_both(batch, sliding_window=window, soft_cap=soft_cap))
 
 
-FORMS = pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+FORMS = pytest.mark.parametrize("form", ["int8", "fp8", "k8v4", "int4"])
 
 
 @FORMS
 @pytest.mark.parametrize(("block_size", "head_dim"), [(4, 8), (8, 80), (1, 16)], ids=str)
 def test_quantized_rows_are_written_as_the_reference_writes_them(paged, form, block_size, head_dim) -> None:
     qkv = torch.randn(4, 7, head_dim)
-    layer, expected = (paged([(1, 9)], block_size=block_size, head_dim=head_dim, form=form).kv_layer for _ in range(2))
+    layer, expected = (paged([(9, 9)], block_size=block_size, head_dim=head_dim, form=form).kv_layer for _ in range(2))
     slots = torch.tensor([3, 0, 2, 1])
-    torch_ops.write_kv(qkv[:, 3:5], qkv[:, 5:7], layer, slots)
-    reference.write_kv(qkv[:, 3:5], qkv[:, 5:7], expected, slots)
-    assert torch.equal(layer.data, expected.data)
+    torch_ops.write_kv(qkv[:, 3:5], qkv[:, 5:7], layer, slots, slots)
+    reference.write_kv(qkv[:, 3:5], qkv[:, 5:7], expected, slots, slots)
+    assert all(map(torch.equal, layer.planes, expected.planes))
+    assert torch.equal(layer.open_keys.view(torch.int16), expected.open_keys.view(torch.int16))
+
+
+def test_keys_of_full_blocks_are_quantized_as_the_reference_does_it(paged) -> None:
+    lens = [(1, 40), (1, 64), (70, 70), (33, 96), (3, 33), (1, 1)]
+    layer, expected = (paged(lens, block_size=16, form="int4") for _ in range(2))
+    torch_ops.close_blocks(layer.kv_layer, layer)
+    reference.close_blocks(expected.kv_layer, expected)
+    assert all(map(torch.equal, layer.kv_layer.planes, expected.kv_layer.planes))
 
 
 @FORMS
@@ -204,16 +213,18 @@ def test_only_the_gathered_blocks_are_dequantized(paged, monkeypatch) -> None:
     monkeypatch.setattr(torch_ops, "MAX_GATHERED_SLOTS", 32)
     batch = paged([(1, 16)] * 4, block_size=4, num_kv_heads=2, form="int8")
     seen = []
-    dequantize = KVForm.dequantize
+    dequantize = RowForm.dequantize
     monkeypatch.setattr(
-        KVForm, "dequantize", lambda self, values, *rest: seen.append(len(values)) or dequantize(self, values, *rest)
+        RowForm, "dequantize", lambda self, values, *rest: seen.append(len(values)) or dequantize(self, values, *rest)
     )
     torch_ops.paged_attention(batch.query, batch.kv_layer, batch, scale=1.0)
     assert seen == [2 * 4 * 2] * 4  # two sequences of four blocks and two heads: keys, values, and the other two's
 
 
 def test_a_quantized_layers_parts_are_views_of_it(paged) -> None:
-    layer = paged([(1, 9)], form="int4", head_dim=80).kv_layer
-    assert layer.values.data_ptr() == layer.data.data_ptr()
-    assert layer.scales.data_ptr() == layer.data.data_ptr() + 4 * 40
-    assert layer.scales.shape == (*layer.data.shape[:3], 4, 12)
+    layer = paged([(1, 9)], form="k8v4", head_dim=80).kv_layer
+    for plane, value_bytes, scale_bytes in ((0, 80, 2), (1, 40, 12)):
+        records = layer.planes[plane]
+        assert layer.values(plane).data_ptr() == records.data_ptr()
+        assert layer.scales(plane).data_ptr() == records.data_ptr() + 4 * value_bytes
+        assert layer.scales(plane).shape == (*records.shape[:2], 4, scale_bytes)

@@ -13,5 +13,5 @@ def test_without_a_card_it_says_so_and_ends() -> None:
 
 
 def test_a_form_that_no_variant_has_is_refused_by_name() -> None:
-    with pytest.raises(SystemExit, match="'fp4' is not one of bf16, fp16, int8, fp8, int4"):
+    with pytest.raises(SystemExit, match="'fp4' is not one of bf16, fp16, int8, fp8, k8v4, int4"):
         paged_attention.main(["--forms", "bf16,fp4"])

@@ -131,17 +131,30 @@ def test_free_memory_of_this_machine_is_positive() -> None:
 def test_a_quantized_pool_is_records_of_values_and_scales() -> None:
     kv = KVStorage(CONFIG, num_blocks=5, block_size=4, form=FORMS["int8"], device=CPU)
     layer = kv.layer(2)
-    assert layer.data.shape == (2, 5, 2, 64)  # 4 rows of 8 values and a scale of 2 bytes, in one cache line
+    assert [plane.shape for plane in layer.planes] == [
+        (5, 2, 64)
+    ] * 2  # 4 rows of 8 values and a scale of 2 bytes, in one cache line
     assert (layer.block_size, layer.head_dim, layer.form.name) == (4, 8, "int8")
     assert kv.num_bytes == 5 * KVStorage.bytes_per_block(CONFIG, FORMS["int8"], 4) == 5 * 3 * 2 * 2 * 64
 
 
-def test_block_copies_take_the_scales_along() -> None:
-    kv = KVStorage(CONFIG, num_blocks=4, block_size=4, form=FORMS["int4"], device=CPU)
+def test_keys_and_values_may_have_records_of_their_own_size() -> None:
+    kv = KVStorage(CONFIG, num_blocks=5, block_size=16, form=FORMS["k8v4"], device=CPU)
+    keys, values = kv.layer(1).planes
+    assert (keys.shape, values.shape) == ((5, 2, 192), (5, 2, 128))  # 16 × (8 + 2) and 16 × (4 + 4), in whole lines
+    assert keys.data_ptr() == kv.data[1].data_ptr()
+    assert values.data_ptr() == keys.data_ptr() + keys.nbytes
+    assert kv.num_bytes == 5 * KVStorage.bytes_per_block(CONFIG, FORMS["k8v4"], 16) == 3 * (keys.nbytes + values.nbytes)
+
+
+@pytest.mark.parametrize("form", ["k8v4", "int4"])
+def test_block_copies_take_the_scales_along(form) -> None:
+    kv = KVStorage(CONFIG, num_blocks=4, block_size=4, form=FORMS[form], device=CPU)
     kv.data.copy_(torch.randint(256, kv.data.shape, generator=torch.Generator().manual_seed(0)))
-    before = kv.data.clone()
+    before = [plane.clone() for plane in kv.planes]
     kv.copy_blocks([(0, 3), (1, 2)])
-    assert torch.equal(kv.data, before[:, :, [0, 1, 1, 0]])
+    for plane, was in zip(kv.planes, before, strict=True):
+        assert torch.equal(plane, was[:, [0, 1, 1, 0]])
 
 
 def test_a_cpus_pool_begins_on_a_cache_line() -> None:

@@ -46,7 +46,8 @@ def _paged_logits(
     """
     num_blocks = [-(-len(prompt) // block_size) for prompt in prompts]
     form = form_of(loaded.dtype) if kv_form is None else FORMS[kv_form]
-    kv = KVStorage(loaded.config, sum(num_blocks), block_size, form, loaded.device)
+    num_pages = sum(num_blocks) if form.has_open_keys else 0
+    kv = KVStorage(loaded.config, sum(num_blocks), block_size, form, loaded.device, num_pages=num_pages)
     scattered = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = [
         Sequence(
@@ -69,7 +70,9 @@ def _paged_logits(
             for i, count in step.items()
         ]
         with torch.inference_mode():
-            rows = loaded.model.forward(build_batch(scheduled, block_size, loaded.device), kv)
+            pages = kv.open_pages if form.has_open_keys else None
+            batch = build_batch(scheduled, block_size, loaded.device, open_pages=pages)
+            rows = loaded.model.forward(batch, kv)
         for row, (i, count) in zip(rows, step.items(), strict=True):
             sequences[i].num_computed_tokens += count
             logits[i][sequences[i].num_computed_tokens - 1] = row

@@ -124,19 +124,19 @@ def test_layers_may_hold_their_weights_in_different_forms(tiny, load, paged_logi
             assert (logits[index][len(prompt) - 1] - expected).abs().max() < 0.1 * expected.abs().max()
 
 
-@pytest.mark.parametrize(("form", "tolerance"), [("int8", 0.02), ("fp8", 0.25), ("int4", 0.6)])
+@pytest.mark.parametrize(("form", "tolerance"), [("int8", 0.02), ("fp8", 0.25), ("k8v4", 0.6), ("int4", 0.6)])
 def test_a_quantized_cache_stays_close_and_torch_operations_read_it_alike(
     tiny, load, paged_logits, monkeypatch, form, tolerance
 ) -> None:
     folder, _ = tiny(make_config("llama", 4, 2, 80))
     prompts = random_prompts(29, 13)
     loaded = load(folder)
-    exact = paged_logits(loaded, prompts, MIXED)
-    quantized = paged_logits(loaded, prompts, MIXED, kv_form=form)
+    exact = paged_logits(loaded, prompts, MIXED, block_size=16)
+    quantized = paged_logits(loaded, prompts, MIXED, block_size=16, kv_form=form)
     monkeypatch.setenv("PAGEDD_KERNELS", "torch")
     over_torch = load(folder)
     assert isinstance(over_torch.model, Decoder)
-    alike = paged_logits(over_torch, prompts, MIXED, kv_form=form)
+    alike = paged_logits(over_torch, prompts, MIXED, block_size=16, kv_form=form)
     for index, rows in enumerate(exact):
         for position, logits in rows.items():
             scale = logits.abs().max()

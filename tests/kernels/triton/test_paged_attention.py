@@ -11,7 +11,7 @@ from triton.runtime import interpreter
 
 from pagedd.kernels import reference
 from pagedd.kernels.kv_form import FORMS
-from pagedd.kernels.layout import QuantizedLayer
+from pagedd.kernels.layout import QuantizedLayer, planes_of
 from pagedd.kernels.triton import paged_attention, split_decode
 from pagedd.kernels.triton.attention_shape import LLAMA_8B
 from pagedd.kernels.triton.paged_attention import paged_attention as attend
@@ -130,12 +130,18 @@ def test_one_sequences_nan_stays_its_own(make) -> None:
     assert y[1:].isfinite().all()
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "k8v4", "int4"])
 def test_a_row_that_was_not_finite_never_reads_as_plausible_numbers(make, form) -> None:
     batch = make([(1, 20), (1, 20)], form=form)
     layer, block = batch.kv_layer, int(batch.block_tables[0, 0])
-    values, scales = layer.form.quantize(torch.full((64,), float("inf")))
-    layer.values[0, block, 0, 3], layer.scales[0, block, 0, 3] = values, scales
+    if form == "int4":
+        infinite = torch.full((1, 2, 16, 64), float("inf"), dtype=torch.bfloat16)
+        layer.open_keys[:1] = infinite
+        values, scales = layer.form.rows[0].quantize(infinite)
+        layer.values(0)[block, 0], layer.scales(0)[block, 0] = values[0, 0], scales[0, 0]
+    else:
+        values, scales = layer.form.rows[0].quantize(torch.full((64,), float("inf")))
+        layer.values(0)[block, 0, 3], layer.scales(0)[block, 0, 3] = values, scales
     y = attend(batch.query, layer, batch, scale=1.0)
     assert y[0, :2].isnan().all()
     assert y[0, 2:].isfinite().all()
@@ -143,29 +149,30 @@ def test_a_row_that_was_not_finite_never_reads_as_plausible_numbers(make, form) 
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 256])
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "k8v4", "int4"])
 def test_a_lone_keys_value_comes_out_to_the_last_bit(make, form, head_dim) -> None:
     batch = make([(1, 1), (1, 1)], (8, head_dim, 1), form=form)
     layer = batch.kv_layer
-    numbers = torch.arange(layer.values.numel()).to(torch.uint8).view_as(layer.values)
-    if form == "fp8":
-        numbers[(numbers & 0x7F) == 0x7F] = 0  # NaN, which is never written
-    layer.values.copy_(numbers)
-    scales = torch.tensor([0.0078125, -3.0]).bfloat16().view(torch.uint8)  # of int4 a scale and an offset
-    layer.scales.copy_(scales.repeat(16)[: layer.scales.shape[-1]])
-    blocks = batch.block_tables[:, 0].long()
-    expected = layer.form.dequantize(layer.values[1, blocks, :, 0], layer.scales[1, blocks, :, 0], head_dim)
+    for plane in range(2):
+        values, scales = layer.values(plane), layer.scales(plane)
+        numbers = torch.arange(values.numel()).to(torch.uint8).view_as(values)
+        if form == "fp8":
+            numbers[(numbers & 0x7F) == 0x7F] = 0  # NaN, which is never written
+        values.copy_(numbers)
+        pair = torch.tensor([0.0078125, -3.0]).bfloat16().view(torch.uint8)  # of int4 a scale and an offset
+        scales.copy_(pair.repeat(head_dim)[: scales.shape[-1]])
+    expected = layer.dequantize(1)[batch.block_tables[:, 0].long(), :, 0]
     assert torch.equal(attend(batch.query, layer, batch, scale=0.0), expected)
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 6e3])
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "k8v4", "int4"])
 def test_a_quantized_cache_keeps_float16s_range(make, form, size) -> None:
     batch = make([(1, 40), (20, 33)], form=form)
     layer = batch.kv_layer
-    kept = layer.form.dequantize(layer.values, layer.scales, 64)
-    for part, x in zip((layer.values, layer.scales), layer.form.quantize(kept[1] * size), strict=True):
-        part[1] = x
+    values, scales = layer.form.rows[1].quantize(layer.dequantize(1) * size)
+    layer.values(1).copy_(values)
+    layer.scales(1).copy_(scales)
     query = batch.query.half()
     y = attend(query, layer, batch, scale=0.125)
     expected = reference.paged_attention(query.double(), layer, batch, scale=0.125)
@@ -202,18 +209,22 @@ def test_nothing_is_asked_of_the_device(make, monkeypatch) -> None:
     attend(batch.query, batch.kv_layer, batch, scale=1.0)
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["bf16", "int8", "k8v4", "int4"])
 def test_offsets_past_two_to_the_31st_are_right(paged, form, monkeypatch) -> None:
     # The interpreter would copy the pool onto itself, and touch every page of it.
     monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)
     small = paged([(1, 6), (40, 57)], block_size=16, num_kv_heads=1, num_heads=1, head_dim=64, form=form)
     expected = attend(small.query, small.kv_layer, small, scale=0.1)
-    data = small.kv_layer.data if isinstance(small.kv_layer, QuantizedLayer) else small.kv_layer
-    num_blocks = 2**31 // data[0, 0].numel() + 100  # pages that nobody touches cost nothing
-    large = torch.empty(2, num_blocks, *data.shape[2:], dtype=data.dtype)
-    shift = num_blocks - data.shape[1]
-    large[:, shift:] = data
-    layer = replace(small.kv_layer, data=large) if isinstance(small.kv_layer, QuantizedLayer) else large
+    parts = planes_of(small.kv_layer)
+    num_blocks = 2**31 // parts[1][0].numel() + 100  # pages that nobody touches cost nothing
+    shift = num_blocks - len(parts[0])
+    if isinstance(small.kv_layer, QuantizedLayer):
+        keys, values = (torch.empty(num_blocks, *part.shape[1:], dtype=torch.uint8) for part in parts)
+        layer = replace(small.kv_layer, planes=(keys, values))
+    else:
+        layer = torch.empty(2, num_blocks, *small.kv_layer.shape[2:], dtype=small.kv_layer.dtype)
+    for large, part in zip(planes_of(layer), parts, strict=True):
+        large[shift:] = part
     moved = replace(small, block_tables=small.block_tables + shift)
     assert torch.equal(attend(small.query, layer, moved, scale=0.1), expected)
 

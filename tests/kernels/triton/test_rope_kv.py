@@ -7,7 +7,7 @@ import torch
 
 from pagedd.kernels import reference
 from pagedd.kernels.kv_form import FORMS
-from pagedd.kernels.layout import KVLayer, QuantizedLayer
+from pagedd.kernels.layout import KVLayer, QuantizedLayer, planes_of
 from pagedd.kernels.triton.rope_kv import apply_rope, rope_and_write_kv, write_kv
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -25,19 +25,21 @@ def angles(num_tokens: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def empty_layer(form: str, num_kv_heads: int, block_size: int, head_dim: int, num_blocks: int = 4) -> KVLayer:
-    shape: tuple[int, ...] = (2, num_blocks, num_kv_heads)
+    shape = (num_blocks, num_kv_heads, block_size, head_dim)
     if FORMS[form].dtype is not None:
-        return torch.full((*shape, block_size, head_dim), float("nan"), dtype=FORMS[form].dtype)
-    data = torch.full((*shape, FORMS[form].record_bytes(block_size, head_dim)), 0xAA, dtype=torch.uint8)
-    return QuantizedLayer(data, FORMS[form], block_size, head_dim)
+        return torch.full((2, *shape), float("nan"), dtype=FORMS[form].dtype)
+    return QuantizedLayer.filled(FORMS[form], *shape, byte=0xAA, num_pages=num_blocks)
 
 
-def tensor_of(kv_layer: KVLayer) -> torch.Tensor:
-    return kv_layer.data if isinstance(kv_layer, QuantizedLayer) else kv_layer
+def have_same_bytes(one: KVLayer, other: KVLayer) -> bool:
+    return all(map(torch.equal, bytes_of(one), bytes_of(other)))
 
 
-def copy_of(kv_layer: KVLayer) -> KVLayer:
-    return replace(kv_layer, data=kv_layer.data.clone()) if isinstance(kv_layer, QuantizedLayer) else kv_layer.clone()
+def bytes_of(kv_layer: KVLayer) -> list[torch.Tensor]:
+    parts = list(planes_of(kv_layer))
+    if isinstance(kv_layer, QuantizedLayer):
+        parts.append(kv_layer.open_keys)
+    return [part.view(torch.uint8) for part in parts]
 
 
 def expect_apart_and_fused_equal(
@@ -48,17 +50,17 @@ def expect_apart_and_fused_equal(
     cos, sin = angles(num_tokens, head_dim)
     slots = torch.randperm(4 * block_size)[:num_tokens]
     fused = empty_layer(form, num_kv_heads, block_size, head_dim)
-    apart = copy_of(fused)
+    apart = empty_layer(form, num_kv_heads, block_size, head_dim)
     turned_query, turned_key = query.clone(), key.clone()
     apply_rope(turned_query, cos, sin)
     apply_rope(turned_key, cos, sin)
-    reference.write_kv(turned_key, value, apart, slots)
+    reference.write_kv(turned_key, value, apart, slots, slots)
     before = key.clone(), value.clone()
 
-    rope_and_write_kv(query, key, value, cos, sin, fused, slots)
+    rope_and_write_kv(query, key, value, cos, sin, fused, slots, slots)
 
     assert torch.equal(query, turned_query)
-    assert torch.equal(tensor_of(fused).view(torch.uint8), tensor_of(apart).view(torch.uint8))
+    assert have_same_bytes(fused, apart)
     assert torch.equal(key, before[0])
     assert torch.equal(value, before[1])
 
@@ -82,9 +84,9 @@ def test_write_kv_equals_the_reference(dtype: torch.dtype, form: str) -> None:
     key, value = qkv[:, 3:5], qkv[:, 5:7]
     slots = torch.tensor([11, 0, 25, 6])
     written, expected = empty_layer(form, 2, 8, 64), empty_layer(form, 2, 8, 64)
-    write_kv(key, value, written, slots)
-    reference.write_kv(key, value, expected, slots)
-    assert torch.equal(tensor_of(written).view(torch.uint8), tensor_of(expected).view(torch.uint8))
+    write_kv(key, value, written, slots, slots)
+    reference.write_kv(key, value, expected, slots, slots)
+    assert have_same_bytes(written, expected)
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -115,30 +117,33 @@ def test_fused_is_rope_and_then_writing_over_all_shapes(
     )
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["bf16", "int8", "k8v4"])
 def test_slots_further_into_the_pool_than_32_bits_count_are_found(form: str) -> None:
     """Memory is taken by the pages that are written, of a pool of more than 4 GiB a plane."""
     head_dim, block_size, num_kv_heads = 64, 16, 1
-    record = FORMS[form].record_bytes(block_size, head_dim)
-    num_blocks = 2**32 // record + 8
-    data = torch.tensor([], dtype=torch.uint8).set_(
-        torch.UntypedStorage(2 * num_blocks * record), 0, (2, num_blocks, num_kv_heads, record)
-    )
-    kv_layer: KVLayer = (
-        QuantizedLayer(data, FORMS[form], block_size, head_dim)
-        if FORMS[form].dtype is None
-        else data.view(FORMS[form].dtype).view(2, num_blocks, num_kv_heads, block_size, head_dim)
-    )
+    kv_form = FORMS[form]
+    records = [kv_form.record_bytes(plane, block_size, head_dim) for plane in range(2)]
+    num_blocks = 2**32 // min(records) + 8
+    size = num_blocks * sum(records)
+    data = torch.tensor([], dtype=torch.uint8).set_(torch.UntypedStorage(size), 0, (size,))
+    kv_layer: KVLayer
+    if kv_form.dtype is None:
+        keys, values = data.split([num_blocks * record for record in records])
+        planes = keys.view(num_blocks, 1, -1), values.view(num_blocks, 1, -1)
+        kv_layer = replace(empty_layer(form, num_kv_heads, block_size, head_dim), planes=planes)
+    else:
+        kv_layer = data.view(kv_form.dtype).view(2, num_blocks, num_kv_heads, block_size, head_dim)
     key, value = torch.randn(2, 1, num_kv_heads, head_dim)
     last = num_blocks - 1
     write_kv(key, value, kv_layer, torch.tensor([last * block_size + 3]))
     small = empty_layer(form, num_kv_heads, block_size, head_dim, num_blocks=1)
     reference.write_kv(key, value, small, torch.tensor([3]))
-    if isinstance(kv_layer, QuantizedLayer) and isinstance(small, QuantizedLayer):
-        assert torch.equal(kv_layer.values[:, last, :, 3], small.values[:, 0, :, 3])
-        assert torch.equal(kv_layer.scales[:, last, :, 3], small.scales[:, 0, :, 3])
-    else:
-        assert torch.equal(tensor_of(kv_layer)[:, last, :, 3], tensor_of(small)[:, 0, :, 3])
+    for plane in range(2):
+        if isinstance(kv_layer, QuantizedLayer) and isinstance(small, QuantizedLayer):
+            assert torch.equal(kv_layer.values(plane)[last, :, 3], small.values(plane)[0, :, 3])
+            assert torch.equal(kv_layer.scales(plane)[last, :, 3], small.scales(plane)[0, :, 3])
+        else:
+            assert torch.equal(planes_of(kv_layer)[plane][last, :, 3], planes_of(small)[plane][0, :, 3])
 
 
 def test_no_tokens_are_no_work() -> None:

@@ -57,7 +57,7 @@ def check(batch: Any, **options: Any) -> torch.Tensor:
     return y
 
 
-@pytest.mark.parametrize(("form", "shape"), list(zip(FORMS, [*SHAPES, SHAPES[1]], strict=True)), ids=str)
+@pytest.mark.parametrize(("form", "shape"), list(zip(FORMS, [*SHAPES, *SHAPES[1:3]], strict=True)), ids=str)
 def test_a_long_context_equals_the_reference(make, splits, form, shape) -> None:
     check(make([(1, 300)], shape, form=form))
     assert splits == [2]
