@@ -136,7 +136,7 @@ class KVStorage:
     def _parts_of(self, memory: BlockBytes) -> list[torch.Tensor]:
         """As the planes have a block: [num_layers, bytes] each."""
         sizes = [plane.shape[0] * plane.shape[2] for plane in self._blocks]
-        parts = torch.frombuffer(memory, dtype=torch.uint8).split(sizes)
+        parts = torch.split(torch.frombuffer(memory, dtype=torch.uint8), sizes)
         return [part.view(plane.shape[0], -1) for part, plane in zip(parts, self._blocks, strict=True)]
 
 
