@@ -58,8 +58,8 @@ def create_engine(
         config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         namespace=(("model", Path(config.model).name), ("kv_cache_dtype", info.kv_cache_dtype)),
-        open_pages=runner.open_pages,
         tiers=_create_tiers(config, runner, info),
+        open_pages=runner.open_pages,
     )
     scheduler = Scheduler(
         SchedulerConfig(

@@ -62,6 +62,10 @@ class ModelRunner(Runner):
         self.seconds = {"prepare": 0.0, "forward": 0.0, "sample": 0.0}
 
     @property
+    def storage(self) -> KVStorage:
+        return self._storage
+
+    @property
     def open_pages(self) -> OpenPages | None:
         """Of a cache with open keys."""
         return self._storage.open_pages if self._storage.form.has_open_keys else None
@@ -70,10 +74,6 @@ class ModelRunner(Runner):
         """What a step outside of serving left open belongs to nobody."""
         for block_id in block_ids:
             self._storage.open_pages.close(block_id)
-
-    @property
-    def storage(self) -> KVStorage:
-        return self._storage
 
     def run(self, step: Step) -> list[Sampled]:
         """The `num_draws` tokens of each of `step.scheduled`, in order."""

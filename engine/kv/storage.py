@@ -65,7 +65,10 @@ class KVStorage:
         # Keys and values as bytes: [num_layers, num_blocks, bytes of one block in one plane] each
         self._bytes = [part.view(config.num_layers, num_blocks, -1) for part in parts]
         outer = (config.num_layers, num_blocks, config.num_kv_heads)
+        parts = self.data[:, :key_bytes], self.data[:, key_bytes:]
         keys, values = (part.view(*outer, -1) for part in parts)
+        # Each [num_layers, num_blocks, bytes of one block of one layer].
+        self._blocks = [part.view(config.num_layers, num_blocks, -1) for part in parts]
         if form.dtype is not None:
             row = (block_size, config.head_dim)
             keys, values = (part.view(form.dtype).view(*outer, *row) for part in (keys, values))
@@ -114,39 +117,30 @@ class KVStorage:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block as it is read and written: its keys in all layers, then its values."""
-        return sum(plane[:, 0].numel() for plane in self._bytes)
+        """Of one block as it is read and written: keys of all layers, then values of all layers."""
+        return sum(plane.shape[0] * plane.shape[2] for plane in self._blocks)
 
     def read_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copies whole blocks, which are full, to host memory of `block_bytes` each.
+        """Copies whole blocks to host memory of `block_bytes` each. Their open keys, if they have any, stay.
 
         On a GPU in the current stream, and without waiting if the memory is pinned. On a CPU by numpy: torch would
         share each of these small copies among its threads, and wait for them.
         """
         for block_id, memory in copies:
-            for pool, host in self._parts(block_id, memory):
-                _copy_bytes(pool, host)
+            for plane, part in zip(self._blocks, self._parts_of(memory), strict=True):
+                _copy_bytes(plane[:, block_id], part)
 
     def write_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """The reverse of `read_blocks`."""
         for block_id, memory in copies:
-            for pool, host in self._parts(block_id, memory):
-                _copy_bytes(host, pool)
+            for plane, part in zip(self._blocks, self._parts_of(memory), strict=True):
+                _copy_bytes(part, plane[:, block_id])
 
-    def _parts(self, block_id: int, memory: BlockBytes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """A block's keys in the pool and in host memory, then its values: [num_layers, bytes]."""
-        host, start = torch.frombuffer(memory, dtype=torch.uint8), 0
-        for plane in self._bytes:
-            pool = plane[:, block_id]
-            yield pool, host[start : start + pool.numel()].view(pool.shape)
-            start += pool.numel()
-
-
-def _copy_bytes(source: torch.Tensor, to: torch.Tensor) -> None:
-    if source.is_cpu and to.is_cpu:
-        to.numpy()[:] = source.numpy()
-    else:
-        to.copy_(source, non_blocking=True)
+    def _parts_of(self, memory: BlockBytes) -> list[torch.Tensor]:
+        """As the planes have a block: [num_layers, bytes] each."""
+        sizes = [plane.shape[0] * plane.shape[2] for plane in self._blocks]
+        parts = torch.split(torch.frombuffer(memory, dtype=torch.uint8), sizes)
+        return [part.view(plane.shape[0], -1) for part, plane in zip(parts, self._blocks, strict=True)]
 
 
 def _copy(layers: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
@@ -155,6 +149,13 @@ def _copy(layers: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
     sources, destinations = to_device(list(np.array(pairs, dtype=np.int64).T), layers.device)
     for layer in layers:  # one layer at a time: the copy passes through a temporary
         layer[destinations] = layer[sources]
+
+
+def _copy_bytes(source: torch.Tensor, to: torch.Tensor) -> None:
+    if source.is_cpu and to.is_cpu:
+        to.numpy()[:] = source.numpy()
+    else:
+        to.copy_(source, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

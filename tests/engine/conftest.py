@@ -148,6 +148,11 @@ class Bench:
             **settings,  # type: ignore[arg-type]
         )
         self.now = 0.0
+        # A block's bytes are its token ids.
+        form = SegmentForm(bytes(32), block_size, block_size)
+        self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form)
+        host = HostTier(memoryview(bytearray(host_slots * block_size)), block_size) if host_slots else None
+        self.tiers = Tiers(host, self.disk, CopyCosts(block_size), lookahead=lookahead)
         num_pages = num_pages_for(
             max_num_batched_tokens,
             block_size,
@@ -156,11 +161,6 @@ class Bench:
             runs_ahead=False,
         )
         self.runner = TokenRunner(num_blocks, block_size, num_pages)
-        # A block's bytes are its token ids.
-        form = SegmentForm(bytes(32), block_size, block_size)
-        self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form)
-        host = HostTier(memoryview(bytearray(host_slots * block_size)), block_size) if host_slots else None
-        self.tiers = Tiers(host, self.disk, CopyCosts(block_size), lookahead=lookahead)
         self.blocks = BlockManager(
             num_blocks,
             block_size,
