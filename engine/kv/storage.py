@@ -5,7 +5,7 @@ Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel 
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # Raised whenever the bytes of a block come to mean something else, or are computed in another way: blocks on the disk
 # outlive the program that wrote them.
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 1
 
 
 class KVStorage:
@@ -61,9 +61,6 @@ class KVStorage:
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
             ) from error
         key_bytes = num_blocks * config.num_kv_heads * form.record_bytes(0, block_size, config.head_dim)
-        parts = (self.data[:, :key_bytes], self.data[:, key_bytes:])
-        # Keys and values as bytes: [num_layers, num_blocks, bytes of one block in one plane] each
-        self._bytes = [part.view(config.num_layers, num_blocks, -1) for part in parts]
         outer = (config.num_layers, num_blocks, config.num_kv_heads)
         parts = self.data[:, :key_bytes], self.data[:, key_bytes:]
         keys, values = (part.view(*outer, -1) for part in parts)
