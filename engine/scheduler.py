@@ -272,12 +272,13 @@ class Scheduler:
             self._enter(step, item.sequence, chunk)
 
     def _enter(self, step: Step, sequence: Sequence, num_tokens: int) -> None:
-        item = ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens)
-        if num_tokens >= sequence.num_uncomputed_tokens:
-            item.samplers = [sequence]
+        samplers: list[Sequence] = []
+        start = sequence.num_computed_tokens
+        if start + num_tokens >= len(sequence.token_ids):
+            samplers.append(sequence)
             if sequence.num_output_tokens == 0:
-                item.samplers += self._groups[sequence.request.request_id].unforked
-        step.scheduled.append(item)
+                samplers += self._groups[sequence.request.request_id].unforked
+        step.scheduled.append(ScheduledSequence(sequence, start, num_tokens, samplers))
 
     # --- tokens come back ---------------------------------------------------------------------------------------------
 
@@ -296,19 +297,22 @@ class Scheduler:
                 self.blocks.close_full_blocks(sequence, item.start)
                 continue
             end = item.start + item.num_scheduled_tokens
-            self.counters.recomputed_tokens += max(0, min(end, sequence.num_recompute_tokens) - item.start)
+            if item.start < sequence.num_recompute_tokens:
+                self.counters.recomputed_tokens += min(end, sequence.num_recompute_tokens) - item.start
             sequence.num_computed_tokens = end
             self.blocks.index_full_blocks(sequence)
             self.blocks.close_full_blocks(sequence, item.start)
             drawn = [(sampler, next(draws)) for sampler in item.samplers]
-            # Choices may have been aborted since the step was launched.
-            drawn = [(sampler, draw) for sampler, draw in drawn if sampler.state is not SequenceState.FINISHED]
-            if drawn and end == sequence.num_prompt_tokens:
+            if len(drawn) > 1:  # choices may have been aborted since the step was launched
+                drawn = [(sampler, draw) for sampler, draw in drawn if sampler.state is not SequenceState.FINISHED]
+            if not drawn:
+                continue
+            if end == sequence.num_prompt_tokens:
                 self.counters.prompt_tokens += sequence.num_prompt_tokens
                 self._fork(sequence, [sampler for sampler, _ in drawn if sampler is not sequence])
-            if drawn:
-                self._seats.has_computed_prompt(sequence)
-            outputs += [self._take_token(sampler, draw) for sampler, draw in drawn]
+            self._seats.has_computed_prompt(sequence)
+            for sampler, draw in drawn:
+                outputs.append(self._take_token(sampler, draw))
         self.blocks.step_finished(step.number)
         return outputs
 
@@ -363,9 +367,10 @@ class Scheduler:
         if draw.error_code is not None:
             self.blocks.distrust(sequence)
             return self.fail(sequence, draw.error_code, "the model's logits are not finite; the request was ended")
-        if sequence.token_ids[-1] == PENDING:
-            sequence.token_ids.pop()
-        sequence.token_ids.append(draw.token_id)
+        token_ids = sequence.token_ids
+        if token_ids[-1] == PENDING:
+            token_ids.pop()
+        token_ids.append(draw.token_id)
         self.counters.generation_tokens += 1
         output = self._output(sequence, [draw.token_id], self._finish_reason(sequence, draw.token_id))
         if sequence.first_token_s is None and sequence.started_s is not None:
@@ -381,10 +386,10 @@ class Scheduler:
 
     @staticmethod
     def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
-        params = sequence.request.params
-        if token_id in params.stop_token_ids and sequence.num_output_tokens > params.min_tokens:
+        params, num_output_tokens = sequence.request.params, len(sequence.token_ids) - sequence.num_prompt_tokens
+        if token_id in params.stop_token_ids and num_output_tokens > params.min_tokens:
             return "stop"
-        return "length" if sequence.num_output_tokens >= params.max_tokens else None
+        return "length" if num_output_tokens >= params.max_tokens else None
 
     @staticmethod
     def _output(sequence: Sequence, token_ids: list[int], finish_reason: FinishReason | None) -> SequenceOutput:

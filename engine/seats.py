@@ -108,8 +108,12 @@ class Seats:
         decoding: list[Sequence] = []
         prefilling: deque[Sequence] = deque()
         for sequence in self.running:
-            if not self._is_ahead or not sequence.has_all_tokens:
-                (decoding if sequence.is_decoding else prefilling).append(sequence)
+            if self._is_ahead and sequence.has_all_tokens:
+                continue
+            if sequence.is_decoding:
+                decoding.append(sequence)
+            else:
+                prefilling.append(sequence)
         return decoding, prefilling
 
     def next_prefill(self, running: deque[Sequence], step: Step) -> Sequence | None:
@@ -143,7 +147,9 @@ class Seats:
         while a step is on its way.
         """
         target = sequence.num_computed_tokens + num_tokens
-        owed = self._owed_to(sequence) if self._owed_blocks is not None else 0
+        if self._blocks.has_room(sequence, target):
+            return True
+        owed = 0 if self._owed_blocks is None else self._owed_to(sequence)
         while (copies := self._blocks.grow(sequence, target)) is None:
             victim = self.running[-1]
             self.wants_blocks_back |= self._is_ahead
@@ -282,4 +288,4 @@ class Seats:
 
     def _owed_to(self, sequence: Sequence) -> int:
         """Prefills need the rest of their prompts, decodes a block each."""
-        return max(1, self._blocks.num_missing_blocks(sequence, sequence.num_tokens))
+        return self._blocks.num_missing_blocks(sequence, len(sequence.token_ids)) or 1

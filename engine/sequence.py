@@ -71,7 +71,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """One token to compute and at least one produced: the next step yields a token."""
-        return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+        num_tokens = len(self.token_ids)
+        return num_tokens > self.num_prompt_tokens and num_tokens - self.num_computed_tokens == 1
 
     @property
     def has_all_tokens(self) -> bool:

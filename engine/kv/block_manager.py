@@ -101,6 +101,11 @@ class BlockManager:
         sequence.num_indexed_blocks = len(prefix)
         sequence.last_indexed = prefix[-1] if prefix else None
 
+    def has_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether `grow(sequence, num_tokens)` would take nothing: as most decodes find it, so asked first."""
+        is_in_table = num_tokens <= len(sequence.block_table) * self.block_size
+        return is_in_table and (sequence.request.params.n == 1 or self._shared_tail(sequence) is None)
+
     def num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that `grow(sequence, num_tokens)` would take, a copy of a shared tail included."""
         return self._num_new_blocks(sequence, num_tokens) + (self._shared_tail(sequence) is not None)
@@ -125,10 +130,11 @@ class BlockManager:
 
     def index_full_blocks(self, sequence: Sequence) -> None:
         """Enters the blocks of `sequence` that are now completely written into the prefix index."""
-        if not self.enable_prefix_caching:
-            return
         size = self.block_size
-        for i in range(sequence.num_indexed_blocks, sequence.num_computed_tokens // size):
+        num_full = sequence.num_computed_tokens // size
+        if num_full == sequence.num_indexed_blocks or not self.enable_prefix_caching:
+            return
+        for i in range(sequence.num_indexed_blocks, num_full):
             token_ids = tuple(sequence.token_ids[i * size : (i + 1) * size])
             entry, displaced = self.prefix_cache.insert(
                 self.digest(sequence, i),
@@ -144,10 +150,9 @@ class BlockManager:
 
     def close_full_blocks(self, sequence: Sequence, start: int) -> None:
         """After tokens from `start` on were computed and taken: full blocks need no page of open keys any more."""
-        for block_id in sequence.block_table[
-            start // self.block_size : sequence.num_computed_tokens // self.block_size
-        ]:
-            self.open_pages.close(block_id)
+        first, end = start // self.block_size, sequence.num_computed_tokens // self.block_size
+        for logical in range(first, end):
+            self.open_pages.close(sequence.block_table[logical])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives `child`, which starts with the same computed tokens, every block of `parent`."""
