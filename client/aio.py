@@ -370,7 +370,10 @@ class _Connection:
 
     def tell(self, message: ClientMessage) -> None:
         """Sends without an interest in the answer."""
-        payload = protocol.encode(message)
+        try:
+            payload = protocol.encode(message)
+        except OverflowError as error:  # a whole number of more than 64 bits, which no field takes
+            raise PageddError("invalid_value", f"{error}; see docs/api.md for the range of each field") from None
         if len(payload) > protocol.MAX_MESSAGE_BYTES:
             raise PageddError(
                 "message_too_large", f"{len(payload)} bytes, limit {protocol.MAX_MESSAGE_BYTES}; shorten the prompt"

@@ -4,6 +4,7 @@ Owns which of them there are, and how ZeroMQ is bound to one. Those that nobody 
 the daemon's own; those of systemd have the modes of `pagedd.socket`.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 import zmq
 
 from pagedd.client.endpoints import ipc
+from pagedd.client.errors import PageddError
 from pagedd.daemon.runtime_dir import socket_mode
 
 # Path of a listening Unix socket -> its descriptor.
@@ -19,19 +21,35 @@ Inherited = Mapping[Path, int]
 
 _FIRST_FD = 3
 
+log = logging.getLogger(__name__)
+
 
 def inherited_sockets(environ: Mapping[str, str] = os.environ) -> dict[Path, int]:
-    """The listening Unix sockets that this process was started with."""
+    """The listening Unix sockets that this process was started with. Other descriptors are passed over, with a warning.
+
+    Raises:
+        PageddError: `invalid_setting` for a count that is none.
+    """
     if environ.get("LISTEN_PID") != str(os.getpid()):
         return {}
+    count = environ.get("LISTEN_FDS", "0")
+    if not (count.isascii() and count.isdigit() and len(count) < 5):
+        raise PageddError("invalid_setting", f"LISTEN_FDS={count[:20]!r}: the number of sockets, as systemd sets it")
     found = {}
-    for fd in range(_FIRST_FD, _FIRST_FD + int(environ.get("LISTEN_FDS", "0"))):
-        os.set_inheritable(fd, False)
-        # A connection that is gone before it is accepted must not hold its acceptor up.
-        os.set_blocking(fd, False)
-        listener = socket.socket(fileno=fd)
-        if listener.family == socket.AF_UNIX and listener.type == socket.SOCK_STREAM:
-            found[Path(listener.getsockname())] = fd
+    for fd in range(_FIRST_FD, _FIRST_FD + int(count)):
+        try:
+            os.set_inheritable(fd, False)
+            # A connection that is gone before it is accepted must not hold its acceptor up.
+            os.set_blocking(fd, False)
+            listener = socket.socket(fileno=fd)
+        except OSError as error:
+            log.warning("descriptor %d, which came with the start, is no socket: %s", fd, error)
+            continue
+        name = listener.getsockname() if listener.family == socket.AF_UNIX else None
+        if listener.type == socket.SOCK_STREAM and isinstance(name, str) and name:  # bytes: an abstract one
+            found[Path(name)] = fd
+        else:
+            log.warning("descriptor %d, which came with the start, is no listening Unix socket with a path", fd)
         listener.detach()
     return found
 

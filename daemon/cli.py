@@ -5,6 +5,7 @@ a command needs it, because `/health` is to answer within a second of the start.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -61,6 +62,8 @@ def serve(argv: list[str]) -> int:
 
     if "--help" in argv or "-h" in argv:
         print(USAGE)
+    # Until the event loop hears it: a reload in the first instants has nothing to change, and ends nothing.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = load_config(argv).config
     from pagedd.daemon.server import run
 

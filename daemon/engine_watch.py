@@ -14,6 +14,8 @@ from pagedd.daemon.config import DaemonConfig
 TICK_S = 0.5
 # A step that takes this share of its limit is told to clients, who may then wait with the next request.
 _STALL_SHARE = 0.25
+# An idle engine speaks once a second (`engine_process.py`): one late word is no stall.
+_LEAST_STALL_S = 2.5
 # A front that was itself held up has not seen what the engine said meanwhile.
 _MAX_TICK_S = 2 * TICK_S
 
@@ -29,7 +31,7 @@ class SilenceLimits:
     @classmethod
     def of(cls, config: DaemonConfig) -> "SilenceLimits":
         return cls(
-            stalled_s=_STALL_SHARE * config.step_timeout_seconds,
+            stalled_s=max(_LEAST_STALL_S, _STALL_SHARE * config.step_timeout_seconds),
             hung_s=config.step_timeout_seconds,
             load_s=config.load_timeout_seconds,
         )

@@ -6,6 +6,8 @@ are in `config.py`.
 
 import argparse
 import difflib
+import os
+import stat
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -149,13 +151,21 @@ def _from_environment(
 
 def _read_toml(file: Path, *, required: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(_read_regular(file).decode("utf-8"))
     except FileNotFoundError:
         if not required:
             return {}
         raise PageddError("invalid_setting", f"config = {file}: there is no such file", field="config") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PageddError("invalid_setting", f"config = {file}: {error}", field="config") from error
+
+
+def _read_regular(file: Path) -> bytes:
+    """What the file holds. A pipe under its name, which might never end, is an `OSError`."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError("it is no regular file")
+        return opened.read()
 
 
 @dataclass(frozen=True, slots=True)

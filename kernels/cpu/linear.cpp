@@ -190,17 +190,14 @@ Sums<rows, tiles> multiply_quantized(const uint8_t* const (&tile)[tiles], Inputs
         dots[r][t] = Vec::load(lanes);
       }
 #endif
-    Vec scale[tiles], offset[tiles];
-    for (int t = 0; t < tiles; ++t) {
-      scale[t] = Vec::load_half(group[t]->scale);
-      offset[t] = Vec::load_half(group[t]->offset);
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; ++r) {
-      const Vec x_scale = Vec::all(of_row(first.scales, r)[g]), x_sum = Vec::all(of_row(first.sums, r)[g]);
 #pragma GCC unroll 2
-      for (int t = 0; t < tiles; ++t)
-        sums.of[r][t] = fma(offset[t], x_sum, fma(dots[r][t] * scale[t], x_scale, sums.of[r][t]));
+    for (int t = 0; t < tiles; ++t) {
+      const Vec scale = Vec::load_half(group[t]->scale), offset = Vec::load_half(group[t]->offset);
+#pragma GCC unroll 6
+      for (int r = 0; r < rows; ++r) {
+        const Vec x_scale = Vec::all(of_row(first.scales, r)[g]), x_sum = Vec::all(of_row(first.sums, r)[g]);
+        sums.of[r][t] = fma(offset, x_sum, fma(dots[r][t] * scale, x_scale, sums.of[r][t]));
+      }
     }
   }
   return sums;

@@ -81,6 +81,15 @@ async def test_an_unknown_sampling_name_is_a_type_error_at_the_call(directory: P
         AsyncClient(directory).generate("x", temprature=1)  # type: ignore[call-arg]
 
 
+async def test_a_number_that_no_message_can_carry_is_an_invalid_value(daemon: FakeDaemon, directory: Path) -> None:
+    async with AsyncClient(directory) as client:
+        for awaitable in (client.generate("a", seed=10**20), client.set_priority("r1", -(10**20))):
+            with pytest.raises(PageddError) as refused:
+                await awaitable
+            assert refused.value.code == "invalid_value"
+        assert (await client.generate("b", seed=1)).choices[0].text == "one two three"
+
+
 async def test_many_requests_share_a_connection_and_each_gets_its_own(daemon: FakeDaemon, directory: Path) -> None:
     daemon.answer = lambda message: [
         Accepted(id=message.id, request_id="r" + message.id),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagedd.client.endpoints import Endpoints
+from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Done, Generate
 from pagedd.daemon import activation
 from pagedd.daemon.runtime_dir import RuntimeLock
@@ -75,3 +76,30 @@ def test_listening_unix_sockets_are_found_by_their_path(tmp_path: Path, monkeypa
         finally:
             os.close(first)
             os.close(first + 1)
+
+
+@pytest.mark.parametrize("count", ["abc", "-1", "٣", "9" * 30])
+def test_a_number_of_sockets_that_is_none_is_refused_with_its_name(count: str) -> None:
+    with pytest.raises(PageddError, match="LISTEN_FDS") as refused:
+        activation.inherited_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count})
+    assert refused.value.code == "invalid_setting"
+
+
+def test_descriptors_that_are_no_sockets_with_a_path_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind(f"\0pagedd-test-{os.getpid()}")
+    abstract.listen()
+    named = listen(tmp_path / "a" / "s")
+    given = [os.open(tmp_path, os.O_RDONLY), os.dup(abstract.fileno()), os.dup(named.fileno())]
+    first = 200
+    for i, fd in enumerate(given):
+        os.dup2(fd, first + i)
+        os.close(fd)
+    monkeypatch.setattr(activation, "_FIRST_FD", first)
+    environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "4"}  # one more than there are
+    assert activation.inherited_sockets(environ) == {tmp_path / "a" / "s": first + 2}
+    assert caplog.text.count("which came with the start") == 3
+    for i in range(3):
+        os.close(first + i)

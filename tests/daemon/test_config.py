@@ -1,5 +1,6 @@
 """Settings: where values come from, what is refused and how it is said."""
 
+import os
 import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -139,6 +140,12 @@ def test_a_file_that_is_not_toml_is_refused_by_name(toml: Path, content: bytes) 
     error = refusal(file=toml)
     assert error.code == "invalid_setting"
     assert str(toml) in error.message
+
+
+def test_a_pipe_under_the_name_of_the_settings_file_is_refused_and_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pagedd.toml")
+    with pytest.raises(PageddError, match="no regular file"):
+        load_config(["--config", str(tmp_path / "pagedd.toml")], {})
 
 
 def test_a_whole_number_will_do_for_a_number(toml: Path) -> None:

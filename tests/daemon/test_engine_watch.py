@@ -56,5 +56,12 @@ def test_time_in_which_the_front_itself_stood_still_does_not_count(watch: Engine
 
 
 def test_the_settings_make_the_limits() -> None:
-    limits = SilenceLimits.of(DaemonConfig(step_timeout_seconds=8, load_timeout_seconds=90))
-    assert (limits.stalled_s, limits.hung_s, limits.load_s) == (2, 8, 90)
+    limits = SilenceLimits.of(DaemonConfig(step_timeout_seconds=80, load_timeout_seconds=90))
+    assert (limits.stalled_s, limits.hung_s, limits.load_s) == (20, 80, 90)
+
+
+def test_an_idle_engine_that_speaks_once_a_second_is_not_stalled_under_the_least_limit(clock: Clock) -> None:
+    watch = EngineWatch(SilenceLimits.of(DaemonConfig(step_timeout_seconds=4)), clock)
+    for _ in range(3):
+        assert after(watch, clock, 2.0, is_loading=False) is Progress.ADVANCING
+        watch.heard()
