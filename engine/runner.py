@@ -24,6 +24,7 @@ from pagedd.engine.sampler import Sampler
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.staging import to_device
 from pagedd.engine.step import LaunchedStep, Runner, Sampled, ScheduledSequence, Step
+from pagedd.engine.threads import threads_for
 
 # As many tokens are drawn at a time as a step has rows of logits, but no fewer than the first, so that forks, which
 # share a row, are quick, and no more than the second: more save nothing, and each takes 80 bytes a token of the
@@ -98,7 +99,8 @@ class ModelRunner(Runner):
             else:
                 logits = self._model.forward(batch, self._storage)
             computed = time.perf_counter()
-            draws = self._draw(logits, step.scheduled)
+            with threads_for(len(logits)):
+                draws = self._draw(logits, step.scheduled)
             launched = LaunchedDraws([draw.start_copy() for draw in draws], self._device, self.seconds)
         except Exception as error:
             self._pending = self._nothing_pending
