@@ -39,7 +39,7 @@ class EngineConfig:
     dtype: str = "auto"
     weight_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
-    kv_quality_check: str = "off"
+    kv_quality_check: str = "warn"
     kv_quality_token_ids: tuple[int, ...] = ()
     block_size: int = 16
     num_blocks: int | None = None
