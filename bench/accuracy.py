@@ -12,7 +12,9 @@ model, as the settings make it, fed with the window in chunks:
     weights      the engine's `weight_dtype`: `auto` with KV as it is served by default, the others with KV in bf16
                  (float32 in float32)
     KV           the engine's `kv_cache_dtype`, each on weights in their `auto` form: what would be served. With `bf16`
-                 first among them, `of bf16` compares the others with it: what the cache alone costs
+                 first among them, `of bf16` compares the others with it: what the cache costs. Beside weights whose
+                 products round their inputs to 8 bits a small change of the cache becomes a larger one of the inputs;
+                 `--kv-weights float32` leaves that out, so that the cache alone is measured
     rows         tokens in one chunk: 512 is the whole window, 1 is decoding. The chunk chooses the matrix product, and
                  each must be as good. Fewer windows are run for chunks under 32 rows (`--few-windows`)
 
@@ -24,7 +26,6 @@ A form that the engine refuses is said and left out.
 """
 
 import argparse
-import dataclasses
 import gc
 import hashlib
 import math
@@ -39,15 +40,11 @@ from tokenizers import Tokenizer
 from pagedd.bench.reference_model import load_reference
 from pagedd.bench.report import Cell, print_report
 from pagedd.daemon.models import pull_model, resolve_model
-from pagedd.engine.batch import build_batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_runner
 from pagedd.engine.errors import EngineError
-from pagedd.engine.request import Request
+from pagedd.engine.kv_quality_check import text_logits
 from pagedd.engine.runner import ModelRunner
-from pagedd.engine.sampling_params import SamplingParams
-from pagedd.engine.sequence import Sequence as EngineSequence
-from pagedd.engine.step import ScheduledSequence
 
 BLOCK_SIZE = 16
 WEIGHT_FORMS = ("auto", "float32", "bf16", "int8", "int4")
@@ -104,11 +101,11 @@ class Case:
         )
 
 
-def make_cases(weight_forms: Sequence[str], kv_forms: Sequence[str]) -> list[Case]:
-    """What is served by default, other weights beside a cache that costs nothing, then KV forms on `auto` weights."""
+def make_cases(weight_forms: Sequence[str], kv_forms: Sequence[str], kv_weights: str = "auto") -> list[Case]:
+    """What is served by default, other weights beside a cache that costs nothing, then KV forms on `kv_weights`."""
     own_cache = {"auto": "auto", "float32": "float32"}
     return [Case(form, own_cache.get(form, "bf16")) for form in weight_forms] + [
-        Case("auto", form) for form in kv_forms
+        Case(kv_weights, form) for form in kv_forms
     ]
 
 
@@ -168,34 +165,10 @@ def reference_logits(weights: Path) -> Logits:
     return logits
 
 
-@torch.inference_mode()
 def chunked_logits(runner: ModelRunner, token_ids: list[int], num_rows: int) -> torch.Tensor:
     """[num_tokens, vocab_size] float32: every position's logits, from chunks of `num_rows` tokens."""
-    sequence = _sequence(token_ids)
-    parts: list[torch.Tensor] = []
-    for start in range(0, len(token_ids), num_rows):
-        count = min(num_rows, len(token_ids) - start)
-        scheduled = [ScheduledSequence(sequence, start, count)]
-        batch = build_batch(scheduled, BLOCK_SIZE, torch.device("cpu"), open_pages=runner.open_pages)
-        batch = dataclasses.replace(batch, logits_rows=torch.arange(count))
-        # The runner's own parts: a step gives only the rows that something is drawn from, and here all are wanted.
-        parts.append(runner._model.forward(batch, runner._storage))
-    return torch.cat(parts)
-
-
-def _sequence(token_ids: list[int]) -> EngineSequence:
-    """A sequence in the pool's first blocks, which are nobody else's."""
-    return EngineSequence(
-        request=Request(request_id="window", prompt_token_ids=token_ids, params=SamplingParams(max_tokens=1)),
-        choice_index=0,
-        token_ids=token_ids,
-        num_prompt_tokens=len(token_ids),
-        arrival_s=0.0,
-        due_s=0.0,
-        order=0,
-        priority=0,
-        block_table=list(range(-(-len(token_ids) // BLOCK_SIZE))),
-    )
+    # Of the runner's own model: a step gives only the rows that something is drawn from, and here all are wanted.
+    return torch.cat(list(text_logits(runner._model, runner.storage, token_ids, num_rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +245,9 @@ def main() -> None:
     parser.add_argument("--model", default="default", help="GGUF file, folder or name (default: the default model)")
     parser.add_argument("--weights", type=_names, default=list(WEIGHT_FORMS), help="forms, separated by commas")
     parser.add_argument("--kv", type=_names, default=list(KV_FORMS), help="forms, separated by commas; '' for none")
+    parser.add_argument(
+        "--kv-weights", choices=WEIGHT_FORMS, default="auto", help="form of the weights beside --kv (default auto)"
+    )
     parser.add_argument("--rows", type=_counts, default=[512, 32, 1], help="tokens in a chunk (default 512,32,1)")
     parser.add_argument("--window", type=int, default=512, help="tokens (default %(default)s)")
     parser.add_argument("--windows", type=int, default=48, help="how many (default %(default)s: 24576 tokens)")
@@ -298,7 +274,7 @@ def main() -> None:
 
     results: list[Result] = []
     skipped: dict[str, str] = {}
-    for case in make_cases(args.weights, args.kv):
+    for case in make_cases(args.weights, args.kv, args.kv_weights):
         name = f"weights {case.weights}, KV {case.kv}"
         try:
             for result in measure(case, weights, windows, reference, rows=args.rows, num_few_windows=args.few_windows):

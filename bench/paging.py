@@ -2,6 +2,8 @@
 
     python -P -m pagedd.bench.paging
 
+With `--kv`, what quantizing the cache is worth: concurrent sequences with each form of it in the same bytes.
+
 The real engine, scheduler and block pool run on a backlog of mixed lengths (mean 200 tokens, at most 2048). Only the
 model is missing: every draw is the same token, since blocks do not depend on what the tokens are. The comparison is
 the same memory cut into contiguous slabs of 2048 tokens, one for each sequence.
@@ -13,6 +15,8 @@ Figures are averages over the steps after a warm-up of `--warmup` steps, by when
     slabs           sequences that the contiguous layout holds: pool tokens / 2048, whatever their lengths
     slab waste      slots of those slabs that would hold no token
     recomputed      tokens computed again after a preemption / tokens computed
+    open keys       what two pages a sequence take beside the pool, of its bytes: keys of int4 that wait in 16 bits.
+                    Much, as sequences here are short; it falls with their length
 """
 
 import argparse
@@ -20,6 +24,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from pagedd.bench.report import Cell, print_report
 from pagedd.engine.config import SchedulerConfig
@@ -29,6 +34,7 @@ from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.step import Runner, Sampled, Step
+from pagedd.kernels.kv_form import FORMS
 
 MAX_MODEL_LEN = 2048
 MEAN_PROMPT_TOKENS = 130
@@ -44,6 +50,12 @@ class OneTokenRunner(Runner):
 
     def run(self, step: Step) -> list[Sampled]:
         return [Sampled(0) for item in step.scheduled for _ in item.samplers]
+
+
+# Of one head; what layers and heads multiply by is the same for every form.
+HEAD_DIM = 64
+KV_FORMS = ("bf16", "int8", "fp8", "k8v4", "int4")
+_PAGES_A_SEQUENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,49 @@ def measure(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FormResult:
+    """One form of the cache in as many bytes as every other. `growth`: concurrent sequences over those with bf16.
+
+    Attributes:
+        open_keys_ratio: of the pool's bytes, what open keys take beside it.
+    """
+
+    form: str
+    bytes_ratio: float
+    num_pool_tokens: int
+    num_concurrent: float
+    growth: float
+    open_keys_ratio: float
+
+    @property
+    def whole_growth(self) -> float:
+        """Where the bytes of open keys are taken from the pool's."""
+        return self.growth / (1 + self.open_keys_ratio)
+
+
+def measure_forms(block_size: int, *, num_bf16_tokens: int, num_steps: int, num_warmup_steps: int) -> list[FormResult]:
+    """Each of `KV_FORMS` in the bytes that `num_bf16_tokens` take in bf16."""
+    sizes = {name: FORMS[name].block_bytes(block_size, HEAD_DIM) for name in KV_FORMS}
+    num_bytes = num_bf16_tokens // block_size * sizes["bf16"]
+    results: list[FormResult] = []
+    for name, block_bytes in sizes.items():
+        num_tokens = num_bytes // block_bytes * block_size
+        paging = measure(block_size, num_pool_tokens=num_tokens, num_steps=num_steps, num_warmup_steps=num_warmup_steps)
+        page_bytes = _PAGES_A_SEQUENCE * FORMS[name].page_bytes(block_size, HEAD_DIM)
+        results.append(
+            FormResult(
+                form=name,
+                bytes_ratio=block_bytes / sizes["bf16"],
+                num_pool_tokens=num_tokens,
+                num_concurrent=paging.num_concurrent,
+                growth=paging.num_concurrent / results[0].num_concurrent if results else 1.0,
+                open_keys_ratio=paging.num_concurrent * page_bytes / num_bytes,
+            )
+        )
+    return results
+
+
 def mixed_requests(seed: int) -> Iterator[Request]:
     """Prompts and outputs of exponentially distributed length; prompt + output is at most `MAX_MODEL_LEN`."""
     draw = random.Random(seed)
@@ -126,7 +181,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="measured (default %(default)s)")
     parser.add_argument("--warmup", type=int, default=500, help="steps before that (default %(default)s)")
     parser.add_argument("--seed", type=int, default=7, help="of the lengths (default %(default)s)")
+    parser.add_argument("--kv", action="store_true", help="forms of the cache in the same bytes instead")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
     args = parser.parse_args()
+    if args.kv:
+        report_forms(args)
+        return
 
     results = [
         measure(
@@ -168,7 +228,49 @@ def main() -> None:
         "target_fragmentation": TARGET_FRAGMENTATION,
         "target_concurrency_ratio": TARGET_CONCURRENCY_RATIO,
     }
-    print_report("paging", rows, figures)
+    print_report("paging", rows, figures, output=args.output)
+
+
+def report_forms(args: argparse.Namespace) -> None:
+    by_block_size = {
+        block_size: measure_forms(
+            block_size, num_bf16_tokens=args.pool_tokens, num_steps=args.steps, num_warmup_steps=args.warmup
+        )
+        for block_size in (16, 32)
+    }
+    rows: list[dict[str, Cell]] = [
+        {
+            "block size": block_size,
+            "KV": result.form,
+            "bytes %": 100 * result.bytes_ratio,
+            "pool tokens": result.num_pool_tokens,
+            "concurrent": result.num_concurrent,
+            "growth": result.growth,
+            "open keys %": 100 * result.open_keys_ratio,
+            "growth with them": result.whole_growth,
+        }
+        for block_size, results in by_block_size.items()
+        for result in results
+    ]
+    figures = {
+        "bf16_pool_tokens": args.pool_tokens,
+        "head_dim": HEAD_DIM,
+        "steps": args.steps,
+        "by_block_size": {
+            block_size: {
+                result.form: {
+                    "bytes_ratio": round(result.bytes_ratio, 4),
+                    "num_concurrent": round(result.num_concurrent, 1),
+                    "growth": round(result.growth, 3),
+                    "open_keys_ratio": round(result.open_keys_ratio, 4),
+                    "whole_growth": round(result.whole_growth, 3),
+                }
+                for result in results
+            }
+            for block_size, results in by_block_size.items()
+        },
+    }
+    print_report("kv-concurrency", rows, figures, output=args.output)
 
 
 if __name__ == "__main__":

@@ -524,7 +524,8 @@ class StatsFrame(msgspec.Struct, kw_only=True):
         time_s: Unix time of the picture.
         figures: counters (`…_total`, since the engine started), gauges, and from the front the latencies of the last
             minute, in s: `first_token_seconds_p50`, `…_p95`, `inter_token_seconds_p50`, `…_p99`, and what energy and
-            tokens cost (`daemon/cost.py`).
+            tokens cost (`daemon/cost.py`). Of a quantized cache, where it was compared with 16 bits at load:
+            `kv_agreement_ratio`, the share of equal top tokens, and `kv_divergence_nats`.
         machine: None in frames of older versions.
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.

@@ -181,6 +181,8 @@ def _one_line(text: str) -> str:
 def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
     state = f"{frame.state} ({frame.detail})" if frame.detail not in ("", frame.state) else frame.state
     kv_cache_dtype = frame.kv_cache_dtype and f"kv {frame.kv_cache_dtype}"
+    if (agreement := frame.figures.get("kv_agreement_ratio")) is not None:
+        kv_cache_dtype += f" ({percent(agreement, decimals=1)}% as 16 bits)"
     parts = [
         frame.model,
         frame.device,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedd.client.protocol import Advice
+from pagedd.engine.kv.quality import AGREEMENT_BARS, LARGER_FORM
 
 # Rules about averages wait for so much work, and those about prompts for so many of them.
 LEAST_BUSY_S = 15.0
@@ -23,10 +24,7 @@ FULL_SEATS = 0.6
 REPEATED_BAR = 0.25
 PREEMPTIONS_PER_MINUTE_BAR = 6.0
 DOMINANT_BAR = 0.5
-# Top-1 agreement with a cache of 16 bits that each form is known to reach on models that bear it.
-AGREEMENT_BARS = {"int8": 0.97, "fp8": 0.94, "k8v4": 0.94, "int4": 0.92}
 _SMALLER_FORM = {"float32": "int8", "bf16": "int8", "fp16": "int8", "int8": "int4", "fp8": "int4"}
-_LARGER_FORM = {"int4": "int8", "k8v4": "int8", "fp8": "int8", "int8": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +150,7 @@ def kv_quality(window: Window) -> Advice | None:
         cause="kv_quality",
         finding=f"{window.kv_cache_dtype} agrees with 16 bits in {100 * window.agreement:.1f} % of tokens, "
         f"{100 * bar:.0f} % are usual",
-        change=f"--kv-cache-dtype {_LARGER_FORM[window.kv_cache_dtype]}",
+        change=f"--kv-cache-dtype {LARGER_FORM[window.kv_cache_dtype]}",
         gain="answers as the model gives them, for more memory a token",
     )
 

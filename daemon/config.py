@@ -68,6 +68,12 @@ class DaemonConfig:
         "int8 and fp8 take half of bf16, k8v4 (keys in 8 bits, values in 4) two fifths, int4 a third.",
         choices=("auto", "float32", "bf16", "fp16", "fp8", "int8", "k8v4", "int4"),
     )
+    kv_quality_check: str = setting(
+        "warn",
+        "At load, compare a quantized cache with 16 bits on a text; where it is worse than it should be, "
+        "warn in the log or refuse to serve.",
+        choices=("warn", "refuse", "off"),
+    )
     block_size: int = setting(16, "Tokens in a KV block.", choices=(8, 16, 32))
     num_blocks: int | None = setting(
         None,
@@ -183,6 +189,7 @@ class DaemonConfig:
             async_scheduling=self.async_scheduling,
             enforce_eager=self.enforce_eager,
             kv_cache_dtype=self.kv_cache_dtype,
+            kv_quality_check=self.kv_quality_check,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             gpu_memory_utilization=self.gpu_memory_utilization,

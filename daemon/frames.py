@@ -14,6 +14,7 @@ from pagedd.client.protocol import BlockMap, Chat, Generate, RequestRow, StatsFr
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EVENTS_KEPT
 from pagedd.daemon.telemetry import Reading
+from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Frames:
             kv_cache_dtype=info.kv_cache_dtype if info is not None else "",
             figures={
                 **(figures(stats) if stats is not None else {}),
+                **(quality_figures(info.kv_quality) if info is not None and info.kv_quality is not None else {}),
                 **service.metrics.recent_latencies(),
                 **service.metering.figures(),
                 **reading.figures,
@@ -126,6 +128,11 @@ def figures(stats: EngineStats) -> dict[str, float | None]:
     for tier, numbers in stats.kv_tiers.items():
         named.update({f"kv_tier_{tier}_{item.name}": getattr(numbers, item.name) for item in fields(numbers)})
     return named
+
+
+def quality_figures(quality: KVQuality) -> dict[str, float | None]:
+    """Of a quantized cache that was compared with 16 bits at load."""
+    return {"kv_agreement_ratio": quality.agreement, "kv_divergence_nats": quality.divergence_nats}
 
 
 def preview(message: Generate | Chat) -> str:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from pagedd.daemon.latency import LatencyWindow
 from pagedd.engine.info import EngineInfo
+from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import SequenceOutput
 from pagedd.engine.stats import EngineStats, TierStats
 
@@ -253,6 +254,8 @@ class EngineCollector(Collector):
                 yield from self._tiers(stats.kv_tiers)
         if (info := self._info()) is not None:
             yield self._cache_config(info)
+            if info.kv_quality is not None:
+                yield self._quality(info.kv_quality)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing, so that registering does not collect before there is an engine."""
@@ -290,6 +293,13 @@ class EngineCollector(Collector):
                 ended = self._ended_tiers.get(tier, {}).get(attribute, 0)
                 counter.add_metric([self.model_name, tier], ended + getattr(numbers, attribute))
             yield counter
+
+    def _quality(self, quality: KVQuality) -> Metric:
+        text = "The quantized KV cache beside 16 bits, at load: share of equal top tokens, KL divergence in nats."
+        gauge = GaugeMetricFamily("pagedd:kv_quality", text, labels=["model_name", "measure"])
+        gauge.add_metric([self.model_name, "agreement"], quality.agreement)
+        gauge.add_metric([self.model_name, "divergence_nats"], quality.divergence_nats)
+        return gauge
 
     def _cache_config(self, info: EngineInfo) -> Metric:
         values = {

@@ -42,6 +42,7 @@ from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
 from pagedd.daemon.telemetry import Reading, Telemetry, TelemetryCollector
+from pagedd.daemon.text.sample import sample_text
 from pagedd.daemon.zmq_api import ZmqApi
 
 log = logging.getLogger(__name__)
@@ -151,8 +152,10 @@ class Daemon:
             config = replace(self._config.to_engine_config(prepared.weights), kv_disk_directory=str(kv_directory))
             if (freest := await asyncio.to_thread(freest_device, config.device, load_nvml())) is not None:
                 config = replace(config, device=freest)
-            self._host.load(config)
+            # First, while the engine process imports its libraries: it needs the ids of a text as well.
             await asyncio.to_thread(self._service.set_model, folder)
+            sample = self._service.served_model().tokenizer.encode(sample_text())
+            self._host.load(replace(config, kv_quality_token_ids=tuple(sample)))
             self._service.events.add("model", f"serves {self._service.served_model().name}")
             while True:
                 self._announce()

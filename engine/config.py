@@ -14,6 +14,9 @@ class EngineConfig:
         weight_dtype: form of the weights on a CPU: `auto` (what the file has), `float32`, `bf16`, `int8` or `int4`.
         kv_cache_dtype: form of the KV cache: `auto` (int8 beside quantized weights, else that of the activations),
             `float32`, `bf16`, `fp16`, `fp8`, `int8`, `k8v4` (keys in 8 bits, values in 4) or `int4`.
+        kv_quality_check: what to do when a quantized cache is not as good as it should be: `warn`, `refuse`, or `off`,
+            which does not measure it.
+        kv_quality_token_ids: the text to measure it on; empty measures nothing.
         block_size: tokens per KV block: 8, 16 or 32.
         num_blocks: exact pool size; None sizes it from free memory.
         gpu_memory_utilization: share of the device's *free* memory for the pool; None is 0.9 on a GPU, 0.3 on a CPU.
@@ -36,6 +39,8 @@ class EngineConfig:
     dtype: str = "auto"
     weight_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    kv_quality_check: str = "warn"
+    kv_quality_token_ids: tuple[int, ...] = ()
     block_size: int = 16
     num_blocks: int | None = None
     gpu_memory_utilization: float | None = None

@@ -19,8 +19,10 @@ from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.create_tiers import create_tiers
 from pagedd.engine.kv.open_pages import num_pages_for
+from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.kv.tiers import Tiers
+from pagedd.engine.kv_quality_check import MAX_TOKENS, check_kv_quality, judge, reference_form
 from pagedd.engine.model.fingerprint import fingerprint
 from pagedd.engine.model.load import LoadedModel, device_name, load_model, num_physical_cores
 from pagedd.engine.runner import ModelRunner, drawn_together
@@ -88,7 +90,7 @@ def create_runner(
         load: makes the model, where it does not come from a path.
 
     Raises:
-        EngineError: what `load_model` and `size_pool` raise, or `invalid_setting`.
+        EngineError: what `load_model` and `size_pool` raise, `invalid_setting` or `poor_kv_quality`.
     """
     started = time.perf_counter()
     torch.set_num_threads(config.num_threads or num_physical_cores())
@@ -125,6 +127,11 @@ def create_runner(
         )
     open_bytes = num_pages * KVStorage.bytes_per_page(loaded.config, kv_form, config.block_size)
     reserve_bytes += open_bytes
+    is_checked = kv_form.dtype is None and config.kv_quality_check != "off"
+    text = config.kv_quality_token_ids[: min(MAX_TOKENS, max_model_len)] if is_checked else ()
+    if text:
+        per_block = KVStorage.bytes_per_block(loaded.config, reference_form(model.kv_forms), config.block_size)
+        reserve_bytes += -(-len(text) // config.block_size) * per_block
 
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what packing the weights took would count as used
@@ -152,6 +159,12 @@ def create_runner(
         launch_everything(runner, budget, max_logits_rows, max_model_len, config.block_size)
     progress(0.9, "warming up")
     warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
+    quality: KVQuality | None = None
+    if text:
+        progress(0.9, "checking the KV cache's quality")
+        text = text[: pool.num_tokens]
+        quality = check_kv_quality(model, storage, loaded.config, text, max_rows=min(budget, max_logits_rows))
+        judge(quality, config.kv_quality_check)
     if uses_graphs:
         progress(0.95, "capturing graphs")
         runner.graphs = DecodeGraphs(
@@ -184,6 +197,7 @@ def create_runner(
         max_num_batched_tokens=budget,
         model_bytes=model.weight_bytes,
         load_seconds=time.perf_counter() - started,
+        kv_quality=quality,
     )
     return runner, info
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagedd.engine.kv.quality import KVQuality
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
@@ -14,6 +16,7 @@ class EngineInfo:
         max_request_tokens: the same, also bounded by what the whole pool holds.
         kv_bytes_per_token: of all layers, keys and values, with what scales and padding take.
         kv_open_bytes: beside the pool, for keys in 16 bits of blocks that are not full; 0 for forms without such.
+        kv_quality: of a quantized cache beside one in 16 bits, where it was measured.
         model_bytes: what the weights take.
     """
 
@@ -33,3 +36,4 @@ class EngineInfo:
     max_num_batched_tokens: int
     model_bytes: int
     load_seconds: float
+    kv_quality: KVQuality | None = None

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pagedd.daemon.advice import AGREEMENT_BARS
-from pagedd.daemon.tune.agreement import agreement
+from pagedd.daemon.tune.agreement import AGREEMENT_BARS, agreement
 from pagedd.daemon.tune.trial import TrialResult
 from pagedd.engine.config import EngineConfig
 

@@ -1,6 +1,7 @@
 """Accuracy: scores with exact values, and logits of every position, whatever the chunk."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from pagedd.bench.accuracy import (
     take_windows,
 )
 from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.storage import KVStorage
+from pagedd.kernels.kv_form import FORMS
 
 
 def test_the_text_is_long_enough_and_the_same_each_time():
@@ -90,7 +93,8 @@ class CountingModel:
 class CountingRunner:
     def __init__(self) -> None:
         self._model = CountingModel()
-        self._storage = self.open_pages = None
+        sizes = SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=32)
+        self.storage = KVStorage(sizes, 3, accuracy.BLOCK_SIZE, FORMS["bf16"], torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("num_rows", "chunks"), [(40, [40]), (16, [16, 16, 8]), (1, [1] * 40)])

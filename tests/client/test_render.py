@@ -91,6 +91,11 @@ def test_without_a_pool_the_map_is_a_sentence(make_frame: Callable[..., StatsFra
     assert render_blocks(make_frame(blocks=None, detail="ready"), UNICODE, 80)[0].endswith("float32 · ready · up 1:01")
 
 
+def test_the_quality_of_a_quantized_cache_stands_beside_its_form(make_frame: Callable[..., StatsFrame]) -> None:
+    frame = make_frame(kv_cache_dtype="int4", figures={"kv_agreement_ratio": 0.9323, "kv_divergence_nats": 0.01243})
+    assert render_requests(frame, UNICODE)[0] == ("tiny · cpu · float32 · kv int4 (93.2% as 16 bits) · ready · up 1:01")
+
+
 def test_figures_keep_their_names_and_units_and_never_show_a_zero_for_nothing(
     make_frame: Callable[..., StatsFrame],
 ) -> None:

@@ -120,6 +120,7 @@ class DaemonFactory:
             "XDG_STATE_HOME": str(self._folder / "state"),
             "NOTIFY_SOCKET": str(notify),
             "OMP_NUM_THREADS": "1",
+            "PAGEDD_KV_QUALITY_CHECK": "off",  # takes seconds, and one daemon does it for all
         }
         model = ("--model", str(self._model)) if self._model is not None else ()
         log_file = self._folder / f"log{len(self._running)}"
@@ -177,6 +178,6 @@ def serving_daemon(daemon_cache: Path, model_gguf: Path) -> Iterator[RunningDaem
     """A ready daemon with the real model and a pool of 256 blocks of 16 tokens."""
     folder = Path(tempfile.mkdtemp(prefix="pagedd-"))
     factory = DaemonFactory(folder, daemon_cache, model_gguf)
-    yield factory.start("--num-blocks", "256").wait_ready()
+    yield factory.start("--num-blocks", "256", "--kv-quality-check", "warn").wait_ready()
     factory.close()
     shutil.rmtree(folder)

@@ -7,6 +7,7 @@ from pagedd.daemon.caller import Caller
 from pagedd.daemon.doctor import MAX_AGE_S, MAX_SAMPLES, Doctor
 from pagedd.daemon.quota import Hold
 from pagedd.daemon.quota_config import QuotaConfig
+from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import Preemption
 from pagedd.engine.stats import EngineStats
 
@@ -112,3 +113,10 @@ def test_the_top_caller_is_named_only_beside_others(clinic: Clinic) -> None:
     clinic.second()
     window = clinic.doctor.window(INFO)
     assert (window.top_caller, window.top_caller_share) == (ana.name, pytest.approx(0.25))
+
+
+def test_a_cache_that_the_check_at_load_found_poor_is_advised_against(clinic: Clinic) -> None:
+    assert clinic.doctor.window(INFO).agreement is None
+    quality = KVQuality(form="int8", agreement=0.5, divergence_nats=1.0, num_tokens=768)
+    (advice,) = clinic.doctor.advice(engine_info(kv_cache_dtype="int8", kv_quality=quality))
+    assert (advice.cause, advice.change) == ("kv_quality", "--kv-cache-dtype bf16")

@@ -12,6 +12,7 @@ from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineState
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
 from pagedd.daemon.service import Service
+from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import SequenceOutput
 from pagedd.engine.stats import TierStats
 
@@ -146,6 +147,16 @@ def test_what_is_not_available_is_absent_and_not_zero() -> None:
     without = scrape(Metrics(EngineCollector(lambda: None, lambda: None, lambda: False)))
     assert ("vllm:kv_cache_usage_perc", ()) not in without
     assert without["vllm:prompt_tokens_total", ()] == 0
+
+
+def test_the_quality_of_a_quantized_cache_is_told_where_it_was_measured() -> None:
+    quality = KVQuality(form="int8", agreement=0.96, divergence_nats=0.004, num_tokens=768)
+    checked = engine_info(kv_cache_dtype="int8", kv_quality=quality)
+    samples = scrape(Metrics(EngineCollector(engine_stats, lambda: checked, lambda: False)))
+    assert samples["pagedd:kv_quality", (("measure", "agreement"),)] == 0.96
+    assert samples["pagedd:kv_quality", (("measure", "divergence_nats"),)] == 0.004
+    unchecked = scrape(Metrics(EngineCollector(engine_stats, engine_info, lambda: False)))
+    assert not [name for name, _ in unchecked if name == "pagedd:kv_quality"]
 
 
 async def test_counters_go_on_when_the_engine_starts_again(service: Service, host: ScriptedHost) -> None:

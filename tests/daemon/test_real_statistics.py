@@ -62,19 +62,21 @@ GAUGES = {
     "num_blocks_free": "pagedd:kv_blocks/free",
     "num_blocks_cached": "pagedd:kv_blocks/cached",
     "num_blocks_used": "pagedd:kv_blocks/used",
+    "kv_agreement_ratio": "pagedd:kv_quality/agreement",
+    "kv_divergence_nats": "pagedd:kv_quality/divergence_nats",
     "host_memory_total_bytes": "pagedd:host_memory_total_bytes",
 }
 SYSTEM = "You are a careful clerk. You count every block and every token, and you write down what you see. "
 
 
 def metrics(daemon: RunningDaemon) -> dict[str, float]:
-    """Every sample of `/metrics` by its name; of those with a state, part or tier by NAME/STATE."""
+    """Every sample of `/metrics` by its name; of those with a state, part, tier or measure by NAME/STATE."""
     status, text = daemon.get("/metrics")
     assert status == 200
     samples = {}
     for line in text.splitlines():
         if match := re.fullmatch(r"([\w:]+)(\{.*\})? (\S+)", line):
-            label = re.search(r'(?:state|part|tier)="(\w+)"', match[2] or "")
+            label = re.search(r'(?:state|part|tier|measure)="(\w+)"', match[2] or "")
             samples[match[1] + (f"/{label[1]}" if label else "")] = float(match[3])
     return samples
 

@@ -44,6 +44,7 @@ def load(path: str, dtype: str) -> LoadedModel:
         ("float32", "float32"),
         ("bfloat16", "bf16"),
         ("bfloat16", "int8"),
+        ("bfloat16", "fp8"),
         ("bfloat16", "k8v4"),
         ("bfloat16", "int4"),
     ],

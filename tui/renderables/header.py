@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagedd.client.percent import percent
+from pagedd.client.protocol import StatsFrame
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, join, printable, spread
 from pagedd.tui.renderables import numbers
@@ -26,7 +28,7 @@ def header_line(state: State, modes: Modes, now_s: float, width: int, glyphs: Gl
             [(printable(frame.model), "strong")],
             [(printable(frame.device), "")],
             [(f"block {state.pool.block_size}" if state.pool.block_size else "", "dim")],
-            [(f"kv {printable(frame.kv_cache_dtype)}" if frame.kv_cache_dtype else "", "dim")],
+            [(_cache(frame), "dim")],
             [(f"up {numbers.duration(frame.uptime_s)}", "dim")],
         ]
         parts = [part for part in about if part[0][0]]
@@ -35,6 +37,15 @@ def header_line(state: State, modes: Modes, now_s: float, width: int, glyphs: Gl
             parts.insert(0, [(f"{printable(frame.state)}{detail}", "warn")])
         left += [(" ", ""), *join(parts, (glyphs.separator, "faint"))]
     return spread(left, right, width)
+
+
+def _cache(frame: StatsFrame) -> str:
+    """Its form, and in how many predictions that agrees with 16 bits where it was measured."""
+    if not frame.kv_cache_dtype:
+        return ""
+    agreement = frame.figures.get("kv_agreement_ratio")
+    note = f" ({percent(agreement, decimals=1)}% as 16 bits)" if agreement is not None else ""
+    return f"kv {printable(frame.kv_cache_dtype)}{note}"
 
 
 def _status(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) -> Line:

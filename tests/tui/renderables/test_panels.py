@@ -158,6 +158,13 @@ def test_the_header_says_what_is_served_and_whether_it_holds() -> None:
     assert text_of(header_line(state, Modes(source="demo"), NOW_S, 40, ASCII)).endswith("demo  o lost, 0.0 s old ")
 
 
+def test_the_header_says_how_good_a_quantized_cache_was_found_to_be() -> None:
+    state = State()
+    frame = FakeEngine().frame()
+    state.take(msgspec.structs.replace(frame, figures=frame.figures | {"kv_agreement_ratio": 0.9596}), NOW_S)
+    assert " · kv int8 (96.0% as 16 bits) · " in text_of(header_line(state, Modes(), NOW_S, 120, UNICODE))
+
+
 def test_what_is_too_old_is_not_live_in_the_header() -> None:
     state = played(40)
     assert text_of(header_line(state, Modes(), NOW_S + 9, 100, UNICODE)).endswith(" ○ 9.0 s old ")
