@@ -158,7 +158,11 @@ class Engine:
         """
         blocks = self._scheduler.blocks
         entry = blocks.prefix_cache.under(digest)
-        return None if entry is None else blocks.evict(entry)
+        if entry is None:
+            return None
+        if self._disk_writer is not None:
+            self._disk_writer.note_change()
+        return blocks.evict(entry)
 
     def check_integrity(self) -> None:
         """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""
@@ -169,7 +173,7 @@ class Engine:
         if copies := self._scheduler.blocks.saves_between_steps():
             self._runner.save_blocks(copies)
         if self._disk_writer is not None:
-            self._disk_writer.note_step()
+            self._disk_writer.note_change()
 
     @property
     def idle_work_due_s(self) -> float | None:
@@ -183,7 +187,7 @@ class Engine:
         given_up = Step(number=0)
         self._give_up_launched(given_up)
         if (tiers := self._scheduler.blocks.tiers) is not None:
-            tiers.put_back(given_up.block_saves, [])
+            tiers.settle(given_up.block_saves, [])
         self.after_step()
         if self._disk_writer is not None:
             self._disk_writer.write_all(limit_s)
@@ -212,6 +216,8 @@ class Engine:
             self._integrity_alarms += 1
             log.exception("KV bookkeeping drifted; all cached blocks are dropped and the pool starts afresh")
             self._scheduler.blocks.reset()
+            if self._disk_writer is not None:
+                self._disk_writer.note_change()
 
     def _schedule(self) -> Step:
         started = time.perf_counter()
@@ -223,7 +229,10 @@ class Engine:
     def _launch(self, step: Step) -> None:
         if step.scheduled:
             self._scheduler.blocks.hold_releases(step.number)
-            self._launched.append((step, self._runner.launch(step)))
+            launched = self._runner.launch(step)
+            self._launched.append((step, launched))
+            if not launched.has_failed:
+                self._settle_copies(step)
 
     def _finish(self, step: Step, result: Callable[[], list[Sampled]]) -> list[SequenceOutput]:
         try:
@@ -237,6 +246,8 @@ class Engine:
             self._num_barren_steps = 0
             self._scheduler.budget.note_step()
             self._note_cost(step)
+            if not self._runner.runs_ahead:
+                self._settle_copies(step)
             return self._commit(step, sampled)
         self._give_up_launched(step)
         self._runner.check_device()
@@ -246,13 +257,22 @@ class Engine:
         return self._run_one_by_one(step)
 
     def _note_cost(self, step: Step) -> None:
-        """What computing a prompt's token takes, for whoever weighs it against copying."""
+        """What computing a prompt's token takes, for whoever weighs it against copying.
+
+        Only of steps that copied nothing: the clock has their copies, and the launch of the step after, in it.
+        """
         if (tiers := self._scheduler.blocks.tiers) is None:
             return
         before_s, self._computing_s = self._computing_s, sum(self._runner.seconds.values())
+        if step.has_transfers or any(launched.has_transfers for launched, _ in self._launched):
+            return
         num_decoded = sum(1 + len(item.draft_token_ids) for item in step.scheduled)
         if step.num_scheduled_tokens > 2 * num_decoded:
             tiers.costs.compute.note(step.num_scheduled_tokens, self._computing_s - before_s)
+
+    def _settle_copies(self, step: Step) -> None:
+        if (tiers := self._scheduler.blocks.tiers) is not None:
+            tiers.settle(step.block_saves, step.block_loads)
 
     def _give_up_launched(self, failed: Step) -> None:
         """Nothing that was formed on the results of `failed` counts: its sequences are scheduled again."""
@@ -295,8 +315,7 @@ class Engine:
             else:
                 num_computed += 1
                 outputs += self._commit(alone, sampled)
-        if (tiers := self._scheduler.blocks.tiers) is not None:
-            tiers.put_back(step.block_saves, step.block_loads)
+        self._settle_copies(step)
         self._num_barren_steps = 0 if num_computed else self._num_barren_steps + 1
         if fault is not None and self._num_barren_steps >= MAX_BARREN_STEPS:
             raise fault

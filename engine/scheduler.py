@@ -175,6 +175,7 @@ class Scheduler:
         self.counters.steps += bool(step.scheduled)
         if step.scheduled and self.blocks.tiers is not None:
             step.block_saves, step.block_loads = self.blocks.tiers.take_copies()
+            step.has_transfers = bool(step.block_saves or step.block_loads)
         return step
 
     def can_run_ahead(self, step: Step) -> bool:

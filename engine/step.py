@@ -49,6 +49,7 @@ class Step:
         block_saves: evicted blocks to host memory, before they are written to.
         block_loads: from host memory into blocks that sequences of this step, or of a later one, begin with.
         block_copies: (source, destination), the copy-on-write of forked tails.
+        has_transfers: there were saves or loads.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Step:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     block_saves: list[BlockCopy] = field(default_factory=list)
     block_loads: list[BlockCopy] = field(default_factory=list)
+    has_transfers: bool = False
 
     def part(self, item: ScheduledSequence) -> "Step":
         """A step of one sequence alone; it shares what has to be copied first."""

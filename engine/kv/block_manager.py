@@ -203,14 +203,22 @@ class BlockManager:
     def distrust(self, sequence: Sequence) -> None:
         """Takes what `sequence` computed out of the index: its numbers are broken, and nobody may begin with them.
 
-        With tiers, what it began with may have come from one, and goes as well.
+        With tiers, what it began with may have come from one, and goes as well, with all that continues it: a block
+        that outlives those before it would be found again in a tier.
         """
-        num_trusted = 0 if self.tiers is not None else (sequence.num_cached_tokens or 0) // self.block_size
-        for block_id in sequence.block_table[num_trusted:]:
-            self.prefix_cache.forget(block_id)
-        if self.tiers is not None and sequence.num_tokens >= self.block_size:
-            root = self.prefix_cache.root_key(sequence.request.cache_extras)
-            self.tiers.forget_from(next_block(root, sequence.token_ids[: self.block_size]).key)
+        if self.tiers is None:
+            num_trusted = (sequence.num_cached_tokens or 0) // self.block_size
+            for block_id in sequence.block_table[num_trusted:]:
+                self.prefix_cache.forget(block_id)
+            return
+        size, keys = self.block_size, [self.prefix_cache.root_key(sequence.request.cache_extras)]
+        for start in range(0, sequence.num_tokens // size * size, size):
+            keys.append(next_block(keys[-1], sequence.token_ids[start : start + size]).key)
+        entries, continuing = self.prefix_cache.continuing(set(keys[1:]))
+        for entry in entries:
+            self.pool.discard(entry.block_id)
+            self.prefix_cache.forget(entry.block_id)
+        self.tiers.forget_from(continuing.union(keys[1:]))
 
     def num_exclusive_blocks(self, sequence: Sequence) -> int:
         """Blocks that would become idle if `sequence` gave its own back."""
@@ -230,17 +238,15 @@ class BlockManager:
         return bytes(fills)
 
     def evict(self, head: CachedBlock) -> tuple[int, int]:
-        """Frees the idle blocks of the prefix that ends in `head`'s block and goes on in its children.
+        """Frees the idle blocks of the prefix that ends in `head`'s block, and of all that continues it.
 
         Returns how many blocks became free, and how many stay because a live sequence uses them.
         """
+        entries, keys = self.prefix_cache.continuing({self.prefix_cache.stored_block(head).key})
         if self.tiers is not None:
-            self.tiers.forget_from(self.prefix_cache.stored_block(head).key)
+            self.tiers.forget_from(keys)
         num_freed = num_kept = 0
-        doomed = [head]
-        while doomed:
-            entry = doomed.pop()
-            doomed += entry.children.values()
+        for entry in entries:
             if self.pool.is_cached(entry.block_id):
                 self.pool.discard(entry.block_id)
                 self.prefix_cache.forget(entry.block_id)

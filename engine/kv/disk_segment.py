@@ -51,9 +51,10 @@ class SegmentForm:
         """Of one block in the table."""
         return 2 * KEY_BYTES + _DIGEST_BYTES + 4 * self.block_size
 
-    def max_blocks(self, num_bytes: int) -> int:
-        """How many blocks a file of that size has room for."""
-        return max(0, num_bytes - _HEADER.size) // (self.entry_bytes + self.block_bytes)
+    @property
+    def bytes_per_block(self) -> int:
+        """That a block adds to a file."""
+        return self.entry_bytes + self.block_bytes
 
     def file_bytes(self, num_blocks: int) -> int:
         return self.data_offset(num_blocks) + num_blocks * self.block_bytes

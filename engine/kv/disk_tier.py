@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from pagedd.engine.kv.disk_segment import (
     read_segment,
     write_segment,
 )
-from pagedd.engine.kv.stored_block import BlockBytes, StoredBlock, descendants
+from pagedd.engine.kv.stored_block import BlockBytes, StoredBlock
 from pagedd.engine.stats import TierStats
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class DiskTier:
         self.form = form
         self._directory = directory
         self._places: dict[bytes, tuple[Segment, int]] = {}
+        self._segments: dict[Path, Segment] = {}  # those of this engine's form
         self._file_bytes: dict[Path, int] = {}  # least recently used first; those that are ignored as well
         self._num_bytes = 0  # of all of them
         self._is_writable = True
@@ -58,11 +59,6 @@ class DiskTier:
             self.close()
             raise
         self._make_room(0)
-
-    @property
-    def max_blocks(self) -> int:
-        """That it has room for."""
-        return self.form.max_blocks(self.figures.max_bytes)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
@@ -86,15 +82,21 @@ class DiskTier:
         self.figures.read_bytes_total += len(data)
         return data
 
+    def file_of(self, key: bytes) -> Segment | None:
+        """Where the block of that key is."""
+        found = self._places.get(key)
+        return None if found is None else found[0]
+
     def touch(self, keys: Sequence[bytes]) -> None:
-        """The files of these blocks were used now."""
-        for path in {self._places[key][0].path for key in keys if key in self._places}:
+        """The files of these blocks were used now; that of the first stays longest."""
+        files = dict.fromkeys(self._places[key][0].path for key in keys if key in self._places)
+        for path in reversed(files):
             self._file_bytes[path] = self._file_bytes.pop(path)
             with suppress(OSError):
                 os.utime(path)
 
     def write(self, blocks: Sequence[tuple[StoredBlock, BlockBytes]]) -> bool:
-        """Writes a file of them, at most `max_blocks`, in place of the least recently used.
+        """Writes a file of them, in place of the least recently used.
 
         False when the disk would not take it.
         """
@@ -115,15 +117,20 @@ class DiskTier:
         self.figures.write_seconds_total += time.perf_counter() - started
         return True
 
-    def forget_from(self, key: bytes) -> None:
-        """Removes the block of that key and what continues it, with the whole files that they are in."""
-        doomed = descendants([segment.blocks[index] for segment, index in self._places.values()], key)
-        for path in {self._places[each][0].path for each in doomed}:
-            self._remove(path)
+    def blocks(self) -> Iterator[StoredBlock]:
+        """All that lie in files, those as well that could not be read."""
+        for segment in self._segments.values():
+            yield from segment.blocks
+
+    def forget(self, keys: Set[bytes]) -> None:
+        """Removes these blocks, with the whole files that they are in."""
+        for path, segment in list(self._segments.items()):
+            if any(block.key in keys for block in segment.blocks):
+                self._remove(path)
 
     def clear(self) -> None:
-        """Removes every file that this engine could read."""
-        for path in {segment.path for segment, _ in self._places.values()}:
+        """Removes every file of this engine's form."""
+        for path in list(self._segments):
             self._remove(path)
 
     def stats(self) -> TierStats:
@@ -154,6 +161,7 @@ class DiskTier:
 
     def _enter(self, segment: Segment) -> None:
         self._count(segment.path, segment.num_bytes)
+        self._segments[segment.path] = segment
         self._places.update({block.key: (segment, index) for index, block in enumerate(segment.blocks)})
 
     def _count(self, path: Path, num_bytes: int) -> None:
@@ -169,7 +177,10 @@ class DiskTier:
             self.figures.evictions_total += num_blocks - len(self._places)
 
     def _remove(self, path: Path) -> None:
-        self._places = {key: place for key, place in self._places.items() if place[0].path != path}
+        segment = self._segments.pop(path, None)
+        for block in segment.blocks if segment is not None else ():
+            if self.file_of(block.key) is segment:
+                del self._places[block.key]
         self._num_bytes -= self._file_bytes.pop(path)
         try:
             path.unlink(missing_ok=True)

@@ -1,16 +1,16 @@
 """Brings what pool and host memory hold to the disk while there is nothing else to do, and before the engine ends.
 
 Hottest first, so that what is lost when time or room runs out is what would be missed least. Between two pieces whoever
-calls may look for work. Once all is written there is nothing to do, and nobody has to wake up for it, until the next
-step. Owns the order and the pace; the files are `disk_tier.py`'s.
+calls may look for work, and what was to be written may be forgotten. Once all is written there is nothing to do, and
+nobody has to wake up for it, until something changes. Owns the order and the pace; the files are `disk_tier.py`'s.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.disk_segment import Segment
 from pagedd.engine.kv.disk_tier import DiskTier
 from pagedd.engine.kv.stored_block import BlockBytes, StoredBlock
 from pagedd.engine.kv.tiers import Tiers
@@ -33,16 +33,16 @@ class DiskWriter:
         self._runner = runner
         self._clock = clock
         self._idle_since_s: float | None = None  # None: nothing has changed since all was written
-        self._unwritten: deque[tuple[StoredBlock, Callable[[], BlockBytes]]] | None = None
+        self._unwritten: deque[tuple[StoredBlock, int | None]] | None = None  # and in which block of the pool
 
-    def note_step(self) -> None:
-        """Something has changed, and whatever was about to be written may be gone."""
+    def note_change(self) -> None:
+        """There was a step, or contents were forgotten: whatever was about to be written may be gone."""
         self._idle_since_s = self._clock()
         self._unwritten = None
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until `write_piece` has something to do; None: not before the next step."""
+        """Seconds until `write_piece` has something to do; None: not before the next change."""
         if self._idle_since_s is None:
             return None
         return max(0.0, self._idle_since_s + IDLE_S - self._clock())
@@ -51,12 +51,16 @@ class DiskWriter:
         """Writes one file; False when all is written, or the disk takes no more. No sequence may be live."""
         if self._idle_since_s is None:
             return False
+        max_blocks = max(1, max_bytes // self._disk.form.block_bytes)
         if self._unwritten is None:
             self._runner.finish_saves()
-            self._unwritten = deque(self._find_unwritten())
-        count = min(len(self._unwritten), max(1, max_bytes // self._disk.form.block_bytes))
-        piece = [self._unwritten.popleft() for _ in range(count)]
-        has_written = bool(piece) and self._disk.write([(block, read()) for block, read in piece])
+            self._unwritten = deque(self._find_unwritten(max_blocks))
+        piece: list[tuple[StoredBlock, BlockBytes]] = []
+        while self._unwritten and len(piece) < max_blocks:
+            block, block_id = self._unwritten.popleft()
+            if (data := self._read(block, block_id)) is not None:
+                piece.append((block, data))
+        has_written = bool(piece) and self._disk.write(piece)
         if not has_written:
             self._idle_since_s = self._unwritten = None
         return has_written
@@ -67,22 +71,48 @@ class DiskWriter:
         while time.monotonic() < end_s and self.write_piece(LAST_PIECE_BYTES):
             pass
 
-    def _find_unwritten(self) -> list[tuple[StoredBlock, Callable[[], BlockBytes]]]:
-        """Of the hottest blocks that the disk has room for, those that are not there, and how to read them."""
-        hottest: dict[bytes, tuple[StoredBlock, Callable[[], BlockBytes]]] = {}
-        for block, read in self._hottest_first():
-            if len(hottest) == self._disk.max_blocks:
-                break
-            hottest.setdefault(block.key, (block, read))
-        # Those on the disk count as used now: what is written must not push them out.
-        self._disk.touch(list(hottest))
-        return [item for key, item in hottest.items() if key not in self._disk]
+    def _find_unwritten(self, blocks_per_file: int) -> list[tuple[StoredBlock, int | None]]:
+        """Of the hottest blocks that the disk has room for, those that are not there.
 
-    def _hottest_first(self) -> Iterator[tuple[StoredBlock, Callable[[], BlockBytes]]]:
-        blocks, runner, host = self._blocks, self._runner, self._host
-        for block_id in blocks.pool.idle_newest_first():
-            if (entry := blocks.prefix_cache.entry(block_id)) is not None:
-                yield blocks.prefix_cache.stored_block(entry), partial(runner.read_block, block_id)
-        if host is not None:
-            for block in host.newest_first():
-                yield block, partial(host.peek, block.key)
+        One that is there takes up its whole file; what would have to push out a hotter one's is not written.
+        """
+        disk, form = self._disk, self._disk.form
+        unwritten: dict[bytes, tuple[StoredBlock, int | None]] = {}
+        files: set[Segment] = set()
+        on_disk: list[bytes] = []
+        num_bytes = 0
+        for block, block_id in self._hottest_first():
+            if block.key in unwritten:
+                continue
+            if (file := disk.file_of(block.key)) is None:
+                num_bytes += form.file_bytes(1) if len(unwritten) % blocks_per_file == 0 else form.bytes_per_block
+            elif file not in files:
+                num_bytes += file.num_bytes
+            if num_bytes > disk.figures.max_bytes:
+                break
+            if file is None:
+                unwritten[block.key] = block, block_id
+            else:
+                files.add(file)
+                on_disk.append(block.key)
+        # They count as used now: what is written must not push them out.
+        disk.touch(on_disk)
+        return list(unwritten.values())
+
+    def _hottest_first(self) -> Iterator[tuple[StoredBlock, int | None]]:
+        """And in which block of the pool each is; None: in host memory."""
+        cache = self._blocks.prefix_cache
+        for block_id in self._blocks.pool.idle_newest_first():
+            if (entry := cache.entry(block_id)) is not None:
+                yield cache.stored_block(entry), block_id
+        if self._host is not None:
+            for block in self._host.newest_first():
+                yield block, None
+
+    def _read(self, block: StoredBlock, block_id: int | None) -> BlockBytes | None:
+        """None when it is not there any more."""
+        if block_id is not None:
+            cache = self._blocks.prefix_cache
+            entry = cache.entry(block_id)
+            return self._runner.read_block(block_id) if entry and cache.stored_block(entry) == block else None
+        return self._host.peek(block.key) if self._host is not None and self._host.holds(block) else None

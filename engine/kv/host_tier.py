@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.copy_costs import CopyCosts
-from pagedd.engine.kv.stored_block import StoredBlock, descendants
+from pagedd.engine.kv.stored_block import StoredBlock
 from pagedd.engine.stats import TierStats
 
 
@@ -41,7 +41,7 @@ class HostTier:
 
     def read(self, key: bytes) -> memoryview:
         """A slot's memory, valid until `unpin`: the slot is not given to another block before that."""
-        self.pin({key})
+        self._pinned.add(key)
         return self.peek(key)
 
     def peek(self, key: bytes) -> memoryview:
@@ -49,15 +49,11 @@ class HostTier:
         index, _ = self._slots[key]
         return self._memory[index * self._block_bytes : (index + 1) * self._block_bytes]
 
-    def pin(self, keys: set[bytes]) -> None:
-        self._pinned |= keys
-
-    def unpin(self) -> set[bytes]:
-        """What `read` gave out has been copied, or its copy comes before any that follows. Returns the keys."""
-        pinned, self._pinned = self._pinned, set()
+    def unpin(self) -> None:
+        """What `read` gave out has been copied, or its copy comes before any that follows."""
+        self._pinned.clear()
         self._free += self._retired
         self._retired.clear()
-        return pinned
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A run was used. Its head lasts longest: without it the rest is worth nothing."""
@@ -83,10 +79,6 @@ class HostTier:
         for key in keys:
             if (found := self._slots.pop(key, None)) is not None:
                 (self._retired if key in self._pinned else self._free).append(found[0])
-
-    def forget_from(self, key: bytes) -> None:
-        """Drops the block of that key, and what continues it."""
-        self.forget(descendants([block for _, block in self._slots.values()], key))
 
     def clear(self) -> None:
         self.forget(list(self._slots))

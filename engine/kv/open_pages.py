@@ -9,7 +9,11 @@ from pagedd.engine.errors import IntegrityError
 
 
 class OpenPages:
-    """Pages by block. The runner opens, `BlockManager` closes."""
+    """Pages by block.
+
+    At a launch a batch opens those of the blocks it writes to, and the copy of an open block one for its target.
+    `BlockManager` closes; the runner does so for its own steps before serving.
+    """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages

@@ -8,7 +8,7 @@ it, so that even a colliding digest cannot serve another prompt's KV.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -93,6 +93,28 @@ class PrefixCache:
     def under(self, digest: bytes) -> CachedBlock | None:
         """The entry of that digest, whatever precedes it."""
         return self._by_digest.get(digest)
+
+    def continuing(self, keys: Set[bytes]) -> tuple[list[CachedBlock], set[bytes]]:
+        """The entries that hold a block of `keys`, as the tiers name it, or continue one. O(index).
+
+        An entry may have outlived some of those before it. Returns the keys of all of them as well, the lost ones'
+        included: by those the tiers' blocks hang together.
+        """
+        is_behind: dict[CachedBlock, bool] = {}
+        for entry in self._by_block.values():
+            unseen: list[CachedBlock] = []
+            each: CachedBlock | None = entry
+            while each is not None and each not in is_behind:
+                unseen.append(each)
+                each = each.parent
+            behind = each is not None and is_behind[each]
+            for one in reversed(unseen):
+                behind = is_behind[one] = behind or self.stored_block(one).key in keys
+        found = [entry for entry, behind in is_behind.items() if behind]
+        return (
+            [entry for entry in found if self._by_block.get(entry.block_id) is entry],
+            {self.stored_block(entry).key for entry in found},
+        )
 
     def stored_block(self, entry: CachedBlock) -> StoredBlock:
         """What `entry` holds, as the tiers name it."""

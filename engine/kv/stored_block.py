@@ -5,7 +5,7 @@ of a block depends on, from the root's extras to its own last token. A tier comp
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -27,7 +27,7 @@ class StoredBlock:
 
 
 def root_key(root: bytes) -> bytes:
-    """Of a chain that begins with `root`, see `PrefixCache.root`."""
+    """Of a chain that begins with `root`, see `PrefixCache.root_key`."""
     return blake2b(root, digest_size=KEY_BYTES).digest()
 
 
@@ -37,12 +37,14 @@ def next_block(parent_key: bytes, token_ids: Sequence[int]) -> StoredBlock:
     return StoredBlock(key, parent_key, tuple(token_ids))
 
 
-def descendants(blocks: Sequence[StoredBlock], key: bytes) -> list[bytes]:
-    """The keys among `blocks` that are `key` or continue it."""
+def descendants(blocks: Iterable[StoredBlock], roots: Iterable[bytes]) -> set[bytes]:
+    """The keys of `roots`, and of those among `blocks` that continue one of them."""
     children: dict[bytes, list[bytes]] = {}
     for block in blocks:
         children.setdefault(block.parent_key, []).append(block.key)
-    found, held = [key], {block.key for block in blocks}
-    for parent in found:
-        found += children.get(parent, ())
-    return [each for each in found if each in held]
+    found, unseen = set[bytes](), list(roots)
+    while unseen:
+        if (key := unseen.pop()) not in found:
+            found.add(key)
+            unseen += children.get(key, ())
+    return found

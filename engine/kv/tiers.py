@@ -7,11 +7,12 @@ moved by the runner (`block_transfers.py`). Knows neither sequences nor referenc
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from pagedd.engine.kv.copy_costs import CopyCosts
 from pagedd.engine.kv.disk_tier import DiskTier
 from pagedd.engine.kv.host_tier import HostTier
-from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy, StoredBlock, next_block
+from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy, StoredBlock, descendants, next_block
 from pagedd.engine.stats import TierStats
 
 
@@ -31,7 +32,7 @@ class Tiers:
         self.lookahead = min(lookahead, host.num_slots // 2) if host is not None else 0
         self._saves: list[BlockCopy] = []
         self._loads: dict[int, BlockBytes] = {}
-        self._taken_pins: set[bytes] = set()
+        self._saves_left: float | None = None  # how many more are worth it in this step; None: not weighed yet
 
     # --- what the pool lacks ------------------------------------------------------------------------------------------
 
@@ -39,13 +40,14 @@ class Tiers:
         """The bytes of the unbroken run of blocks with these tokens behind `parent_key`, as far as it is stored.
 
         It ends where computing is cheaper, and at a block that the disk has damaged. What lies in host memory stays
-        valid until `take_copies`.
+        valid until `settle`.
         """
         run: list[BlockBytes] = []
         keys: list[bytes] = []
+        loads_left: dict[bool, float] = {}  # by whether they come from the disk
         for token_ids in token_blocks:
             block = next_block(parent_key, token_ids)
-            data = self._read(block)
+            data = self._read(block, loads_left)
             if data is None:
                 break
             run.append(data)
@@ -57,21 +59,28 @@ class Tiers:
             self.disk.touch(keys)
         return run
 
-    def _read(self, block: StoredBlock) -> BlockBytes | None:
+    def _read(self, block: StoredBlock, loads_left: dict[bool, float]) -> BlockBytes | None:
         data: BlockBytes | None = None
         if self.host is not None and self.host.holds(block):
             self.host.figures.hits_total += 1
-            if self.costs.is_worth_loading(from_disk=False):
+            if self._is_worth_loading(loads_left, from_disk=False):
                 self.host.figures.promotions_total += 1
                 data = self.host.read(block.key)
         elif self.disk is not None and self.disk.holds(block):
             self.disk.figures.hits_total += 1
-            if self.costs.is_worth_loading(from_disk=True):
+            if self._is_worth_loading(loads_left, from_disk=True):
                 started = time.perf_counter()
                 data = self.disk.read(block.key)
                 self.costs.read.note(1, time.perf_counter() - started)
                 self.disk.figures.promotions_total += data is not None
         return data
+
+    def _is_worth_loading(self, loads_left: dict[bool, float], *, from_disk: bool) -> bool:
+        """Weighed once for a run."""
+        if from_disk not in loads_left:
+            loads_left[from_disk] = self.costs.max_loads(from_disk=from_disk)
+        loads_left[from_disk] -= 1
+        return loads_left[from_disk] >= 0
 
     # --- copies that are due ------------------------------------------------------------------------------------------
 
@@ -85,10 +94,17 @@ class Tiers:
 
     def save(self, block: StoredBlock, block_id: int) -> BlockCopy | None:
         """The copy that saves `block_id`, which holds `block`; None when it is stored already, or not worth it."""
-        if self.host is None or block.key in self.host or not self.costs.is_worth_saving():
+        if self.host is None:
             return None
-        memory = self.host.keep(block)
-        return None if memory is None else (block_id, memory)
+        if block.key in self.host:
+            self.host.touch([block.key])
+            return None
+        if self._saves_left is None:
+            self._saves_left = self.costs.max_saves()
+        if self._saves_left < 1 or (memory := self.host.keep(block)) is None:
+            return None
+        self._saves_left -= 1
+        return block_id, memory
 
     def save_evicted(self, block: StoredBlock, block_id: int) -> None:
         """The block is taken for something else: before the next step writes to it, it is to be saved."""
@@ -96,11 +112,10 @@ class Tiers:
             self._saves.append(copy)
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
-        """What a step has to do before anything else: saves, then loads. They are no longer due."""
+        """What a step has to do before anything else: saves, then loads. They are no longer due; `settle` follows."""
         saves, loads = self._saves, list(self._loads.items())
         self._saves, self._loads = [], {}
-        if self.host is not None:
-            self._taken_pins = self.host.unpin()
+        self._saves_left = None
         return saves, loads
 
     def take_saves(self) -> list[BlockCopy]:
@@ -108,20 +123,25 @@ class Tiers:
         saves, self._saves = self._saves, []
         return saves
 
-    def put_back(self, saves: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
-        """The step that took its copies last could not do these."""
-        if self.host is not None:
-            self.host.pin(self._taken_pins)
+    def settle(self, saves: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
+        """The step that took its copies last has made them, or they come before any that follows; but for these, which
+        are due again.
+        """
         self._saves[:0] = saves
         self._loads = dict(loads) | self._loads
+        if self.host is not None and not self._loads:
+            self.host.unpin()
 
     # --- contents that are wanted no more -----------------------------------------------------------------------------
 
-    def forget_from(self, key: bytes) -> None:
-        """Drops the block of that key, and what continues it, from every tier."""
+    def forget_from(self, keys: Iterable[bytes]) -> None:
+        """Drops the blocks of these keys, and what continues them, whichever tier has which."""
+        in_host = self.host.newest_first() if self.host is not None else ()
+        on_disk = self.disk.blocks() if self.disk is not None else ()
+        doomed = descendants(chain(in_host, on_disk), keys)
         for tier in (self.host, self.disk):
             if tier is not None:
-                tier.forget_from(key)
+                tier.forget(doomed)
 
     def clear(self) -> None:
         self._saves, self._loads = [], {}

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +76,12 @@ def test_a_prefix_survives_a_restart_and_a_changed_byte_is_never_served(start, t
 
 
 @pytest.mark.slow
-def test_an_idle_daemon_writes_once_and_rests_and_a_killed_one_loses_nothing_of_that(start, tmp_path: Path) -> None:
+def test_an_idle_daemon_writes_once_and_a_killed_one_loses_nothing_of_that(start, tmp_path: Path) -> None:
     daemon = start().wait_ready()
     cold, num_full, _ = ask(daemon)
     daemon.wait_until(lambda _: bool(files(tmp_path)))
     written = [path.stat().st_mtime_ns for path in files(tmp_path)]
     daemon.wait_until(lambda daemon: metrics(daemon)["pagedd:kv_tier_blocks/disk"] >= num_full)
-    (engine,) = engine_pids(daemon)
-    before = cpu_ticks(engine)
-    time.sleep(1.0)
-    assert cpu_ticks(engine) - before <= 5  # hundredths of a second, on a machine that does other things
     assert [path.stat().st_mtime_ns for path in files(tmp_path)] == written
     daemon.stop(signal.SIGKILL)
 
@@ -95,13 +90,3 @@ def test_an_idle_daemon_writes_once_and_rests_and_a_killed_one_loses_nothing_of_
     again.wait_ready()
     assert ask(again) == (cold, num_full, num_full)
     assert not list(tmp_path.glob("*.unfinished"))
-
-
-def engine_pids(daemon: RunningDaemon) -> list[int]:
-    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if "engine_process" in Path(f"/proc/{pid}/cmdline").read_text()]
-
-
-def cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])

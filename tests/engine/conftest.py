@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pagedd.engine.config import SchedulerConfig
+from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.copy_costs import CopyCosts
 from pagedd.engine.kv.disk_segment import SegmentForm
 from pagedd.engine.kv.disk_tier import DiskTier
-from pagedd.engine.kv.disk_writer import DiskWriter
 from pagedd.engine.kv.host_tier import HostTier
 from pagedd.engine.kv.open_pages import OpenPages, num_pages_for
 from pagedd.engine.kv.prefix_cache import Hasher, blake2b_digest
@@ -122,6 +122,7 @@ class Bench:
     Args:
         host_slots: blocks that the host tier has room for.
         disk: directory of a disk tier, with room for about `disk_blocks`.
+        runner: the kind of device.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Bench:
         disk: Path | None = None,
         disk_blocks: int = 1000,
         lookahead: int = 0,
+        runner: type[TokenRunner] = TokenRunner,
         **settings: object,
     ) -> None:
         config = SchedulerConfig(
@@ -158,9 +160,9 @@ class Bench:
             block_size,
             max_num_seqs,
             num_guesses=config.num_speculative_tokens,
-            runs_ahead=False,
+            runs_ahead=runner.runs_ahead,
         )
-        self.runner = TokenRunner(num_blocks, block_size, num_pages)
+        self.runner = runner(num_blocks, block_size, num_pages)
         self.blocks = BlockManager(
             num_blocks,
             block_size,
@@ -171,6 +173,8 @@ class Bench:
             open_pages=self.runner.open_pages,
         )
         self.scheduler = Scheduler(config, self.blocks, clock=lambda: self.now)
+        self.engine = Engine(self.runner, self.scheduler, clock=lambda: self.now)
+        self.writer = self.engine._disk_writer
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], SequenceOutput] = {}
 
@@ -195,16 +199,16 @@ class Bench:
             self.tokens.setdefault(key, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 self.finished[key] = output
-        self.runner.save_blocks(self.blocks.saves_between_steps())
+        self.tiers.settle(step.block_saves, step.block_loads)
+        self.engine.after_step()
         self.scheduler.check_integrity()
         return step
 
     def write_to_disk(self) -> None:
         """What an engine does when it is idle for long, or told to end."""
-        assert self.disk is not None
-        writer = DiskWriter(self.blocks, self.tiers, self.disk, self.runner, lambda: self.now)
-        writer.note_step()
-        writer.write_all(60)
+        assert self.writer is not None
+        self.writer.note_change()
+        self.writer.write_all(60)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is live."""

@@ -11,7 +11,9 @@ from pagedd.engine.draw import Draw
 from pagedd.engine.engine import Engine
 from pagedd.engine.errors import DeviceLostError
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.host_tier import HostTier
 from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.model.config import ModelConfig
 from pagedd.engine.request import Request
 from pagedd.engine.runner import (
@@ -229,6 +231,20 @@ def test_a_device_that_does_not_answer_is_lost(storage, monkeypatch) -> None:
     lost._device = torch.device("cuda", 0)
     with pytest.raises(DeviceLostError, match="cuda:0 answers with: CUDA error"):
         lost.check_device()
+
+
+def test_the_copies_of_a_step_are_not_taken_for_the_cost_of_its_tokens(runner, storage) -> None:
+    host = HostTier(memoryview(bytearray(20 * storage.block_bytes)), storage.block_bytes)
+    tiers = Tiers(host, None, runner.copy_costs)
+    config = SchedulerConfig(block_size=4, num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=24)
+    engine = Engine(runner, Scheduler(config, BlockManager(6, 4, tiers=tiers)))
+    noted = []
+    for prompt in ([*range(13)], [*range(20, 42)], [*range(13)]):  # computed, evicts, is loaded
+        engine.add(Request(request_id="a", prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)))
+        while engine.has_work:
+            engine.step()
+        noted.append((runner.copy_costs.compute.total, runner.copy_costs.load.total))
+    assert noted == [(13, 0), (13, 0), (13, 3)]
 
 
 def test_the_time_of_each_part_is_summed(runner) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine
-from pagedd.engine.engine import Engine
 from pagedd.engine.kv.stored_block import BlockCopy
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
@@ -18,17 +17,31 @@ from .conftest import Bench, TokenRunner, cold_output, next_token
 
 
 @dataclass
+class Told:
+    """Of one scheduled sequence. `pages`: where the keys of the blocks that it writes to are kept, by logical index."""
+
+    sequence: Sequence
+    start: int
+    token_ids: list[int]
+    table: list[int]
+    choices: list[int]
+    pages: dict[int, int]
+
+
+@dataclass
 class Launched:
     """What the device was told: everything is copied at the launch, as a kernel's arguments are."""
 
     device: "LateRunner"
-    items: list[tuple[Sequence, int, list[int], list[int], list[int]]]  # start, token ids, block table, choices
+    items: "list[Told]"
     copies: list[tuple[int, int]]
+    page_copies: list[tuple[int, int]]
     saves: list[BlockCopy]
     loads: list[BlockCopy]
     sampled: list[Sampled] | None = None
     fault: Exception | None = None
     has_failed: bool = False
+    is_given_up: bool = False  # a step before it failed on the device
 
     def result(self) -> list[Sampled]:
         self.device.compute_until(self)
@@ -39,7 +52,7 @@ class Launched:
 
     @property
     def blocks(self) -> set[int]:
-        return {block for _, _, _, table, _ in self.items for block in table}
+        return {block for told in self.items for block in told.table}
 
 
 class LateRunner(TokenRunner):
@@ -47,19 +60,25 @@ class LateRunner(TokenRunner):
 
     runs_ahead = True
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, num_pages: int) -> None:
+        super().__init__(num_blocks, block_size, num_pages)
         self.on_its_way: list[Launched] = []
         self.launch_faults: list[Exception] = []
         self.result_faults: list[Exception] = []
         self.most_on_its_way = 0
+        self.has_read_wrong_keys = False
         self._drawn: dict[Sequence, int] = {}
 
     def launch(self, step: Step) -> LaunchedStep:
-        launched = Launched(self, [self._told(item) for item in step.scheduled], [], [], [])
+        launched = Launched(self, [], [], [], [], [])
         launched.fault = self.launch_faults.pop() if self.launch_faults else None
         launched.has_failed = launched.fault is not None
         if not launched.has_failed:
+            opened = self.open_pages
+            sources = [(opened.find(source), target) for source, target in step.block_copies]
+            launched.page_copies = [(page, opened.open(target)) for page, target in sources if page is not None]
+            opened.settle()
+            launched.items = [self._told(item) for item in step.scheduled]
             for told, copies in (
                 (launched.copies, step.block_copies),
                 (launched.saves, step.block_saves),
@@ -78,12 +97,16 @@ class LateRunner(TokenRunner):
             self._copy(launched)
             for source, target in launched.copies:
                 self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+            for source, target in launched.page_copies:
+                self.pages[target] = list(self.pages[source])
             if self.result_faults:
                 launched.fault = self.result_faults.pop()
             if launched.fault is None:
                 launched.sampled = self._compute(launched)
             else:
                 self._drawn = {}
+                for later in self.on_its_way:
+                    later.is_given_up = True
 
     def _copy(self, launched: Launched) -> None:
         super().save_blocks(launched.saves)
@@ -96,33 +119,49 @@ class LateRunner(TokenRunner):
             self._copy(launched)
         super().save_blocks(copies)
 
-    @staticmethod
-    def _told(item: ScheduledSequence) -> tuple[Sequence, int, list[int], list[int], list[int]]:
-        table = list(item.sequence.block_table)
-        return item.sequence, item.start, list(item.token_ids), table, [s.choice_index for s in item.samplers]
+    def _told(self, item: ScheduledSequence) -> Told:
+        table, end = list(item.sequence.block_table), item.start + item.num_scheduled_tokens
+        written = range(item.start // self.block_size, (end - 1) // self.block_size + 1)
+        pages = {logical: self.open_pages.open(table[logical]) for logical in written}
+        choices = [sampler.choice_index for sampler in item.samplers]
+        return Told(item.sequence, item.start, list(item.token_ids), table, choices, pages)
 
     def _compute(self, launched: Launched) -> list[Sampled]:
         size, sampled, drawn = self.block_size, [], {}
-        for sequence, start, token_ids, table, _ in launched.items:
-            for i, token_id in enumerate(token_ids, start):
-                known = self._drawn[sequence] if token_id == PENDING else token_id
-                self.slots[table[i // size] * size + i % size] = known
-        for sequence, start, token_ids, table, choices in launched.items:
-            context = [self.slots[table[i // size] * size + i % size] for i in range(start + len(token_ids))]
-            for choice in choices:
-                drawn[sequence] = next_token(context, choice)
-                sampled.append(Sampled(drawn[sequence]))
+        for told in launched.items:
+            for i, token_id in enumerate(told.token_ids, told.start):
+                known = self._drawn[told.sequence] if token_id == PENDING else token_id
+                self.slots[told.table[i // size] * size + i % size] = known
+                self.pages[told.pages[i // size]][i % size] = known
+        for told in launched.items:
+            end = told.start + len(told.token_ids)
+            context = [self.slots[told.table[i // size] * size + i % size] for i in range(end)]
+            self.has_read_wrong_keys |= self._keys(told, end) != context and not launched.is_given_up
+            for choice in told.choices:
+                drawn[told.sequence] = next_token(context, choice)
+                sampled.append(Sampled(drawn[told.sequence]))
         self._drawn = drawn
         return sampled
+
+    def _keys(self, told: Told, end: int) -> list[int | None]:
+        """Of the tokens before `end`: those of full blocks as they were closed, the others from their pages."""
+        size = self.block_size
+        for logical, page in told.pages.items():
+            if (logical + 1) * size <= end:
+                self.closed[told.table[logical]] = list(self.pages[page])
+        keys = [self.closed.get(block, []) for block in told.table[: end // size]]
+        keys += [self.pages[told.pages[end // size]][: end % size]] if end % size else []
+        return [key for block in keys for key in block]
 
 
 class Ahead:
     """An engine on a late device; checks after each step that no block of a launched step is anybody else's to take."""
 
     def __init__(self, **settings: object) -> None:
-        self.bench = Bench(num_speculative_tokens=0, **settings)  # type: ignore[arg-type]
-        self.device = LateRunner(self.bench.blocks.pool.num_blocks, self.bench.blocks.block_size)
-        self.engine = Engine(self.device, self.bench.scheduler, clock=lambda: self.bench.now)
+        self.bench = Bench(num_speculative_tokens=0, runner=LateRunner, **settings)  # type: ignore[arg-type]
+        assert isinstance(self.bench.runner, LateRunner)
+        self.device = self.bench.runner
+        self.engine = self.bench.engine
         self.tokens: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
 
@@ -140,6 +179,7 @@ class Ahead:
         pool = self.bench.blocks.pool
         for launched in self.device.on_its_way:
             assert all(pool.ref_count(block) for block in launched.blocks), "a launched step's block is in the pool"
+        assert not self.device.has_read_wrong_keys
         self.engine.check_integrity()
 
     def drain(self) -> None:
@@ -200,6 +240,33 @@ def test_answers_equal_those_of_an_engine_that_waits(seed: int, host_slots: int)
     assert ahead.tokens | {name: [] for name in wanted if name not in ahead.tokens} == wanted
     pool = ahead.bench.blocks.pool
     assert pool.num_free + pool.num_cached == pool.num_blocks
+    ahead.device.open_pages.settle()
+    assert ahead.device.open_pages.num_used == 0
+
+
+def test_a_step_that_cannot_be_launched_finds_its_loads_in_host_memory_when_it_is_tried_again() -> None:
+    ahead = Ahead(num_blocks=8, host_slots=3)
+    prompt = [*range(1, 13), 1]
+    for name, other in (("a", prompt), ("x", list(range(20, 49)))):
+        ahead.add(name, other, max_tokens=1)
+        ahead.drain()
+    host, blocks = ahead.bench.tiers.host, ahead.bench.blocks
+    held = {block.key for block in host.newest_first()}
+    assert len(held) == 3
+    ahead.add("y", [1], max_tokens=6)
+    ahead.step()
+    ahead.add("b", prompt, max_tokens=1)
+    ahead.device.launch_faults.append(RuntimeError("kernel"))
+    ahead.step()  # b's launch fails; what was launched before it comes back
+    assert ahead.device.num_loaded == 0
+    cached = [entry for i in range(8) if blocks.pool.is_cached(i) and (entry := blocks.prefix_cache.entry(i))]
+    assert cached
+    for entry in cached:
+        assert ahead.bench.tiers.save(blocks.prefix_cache.stored_block(entry), entry.block_id) is None
+    ahead.drain()
+    assert ahead.device.num_loaded == 3
+    assert ahead.tokens["b"] == until_stop(prompt, 1)
+    assert ahead.bench.tiers.save(blocks.prefix_cache.stored_block(cached[0]), cached[0].block_id) is not None
 
 
 def test_an_aborted_sequences_blocks_come_back_when_its_step_has_finished() -> None:

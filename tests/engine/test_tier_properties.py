@@ -54,6 +54,8 @@ class TieredLife(EngineLife):
 
     def begin(self) -> None:
         self.bench = self.make_bench(**self.arguments)
+        self.gone: set[bytes] = set()  # keys that were evicted on request, if there was no step since `gone_at`
+        self.gone_at = 0
         self.requests, self.aborted = {}, set()
         self.capacity = self.arguments["num_blocks"] * self.arguments["block_size"]
 
@@ -62,6 +64,14 @@ class TieredLife(EngineLife):
     def rest(self) -> None:
         self.happened["rest"] += 1
         self.bench.write_to_disk()
+        self.check_gone()
+
+    @precondition(lambda self: self.bench.disk is not None)
+    @rule(num_blocks=st.integers(1, 3))
+    def write_one_piece(self, num_blocks) -> None:
+        self.bench.run()
+        self.happened["piece"] += self.bench.writer.write_piece(num_blocks * self.bench.blocks.block_size)
+        self.check_gone()
 
     @precondition(lambda self: self.bench.disk is not None)
     @rule(damage=st.sampled_from([None, None, "flip", "cut"]), seed=st.integers(0, 2**32))
@@ -69,6 +79,7 @@ class TieredLife(EngineLife):
         self.happened["restart"] += 1
         pick = random.Random(seed)
         self.end()
+        gone = self.gone if self.bench.scheduler.counters.steps == self.gone_at else set()
         files = sorted(file for file in self.folder.glob("*.kv") if file.stat().st_size)
         if damage is not None and files:
             self.happened[damage] += 1
@@ -78,15 +89,38 @@ class TieredLife(EngineLife):
             data[position] ^= 1 << pick.randrange(8)
             file.write_bytes(data if damage == "flip" else data[:position])
         self.begin()
+        self.gone = gone
+        self.check_gone()
 
     @precondition(lambda self: len(self.bench.blocks.prefix_cache))
     @rule(seed=st.integers(0, 2**32))
     def evict_a_prefix(self, seed) -> None:
         self.happened["evict_a_prefix"] += 1
-        cache = self.bench.blocks.prefix_cache
-        self.bench.blocks.evict(
-            random.Random(seed).choice([cache.entry(block) for block in range(self.capacity) if block in cache])
-        )
+        cache, pool = self.bench.blocks.prefix_cache, self.bench.blocks.pool
+        entries = [entry for block in range(pool.num_blocks) if (entry := cache.entry(block)) is not None]
+        head = random.Random(seed).choice(entries)
+        key = cache.stored_block(head).key
+        behind = {cache.stored_block(entry).key for entry in entries if key in self.lineage(entry)}
+        used = {cache.stored_block(entry).key for entry in entries if pool.ref_count(entry.block_id)}
+        self.bench.engine.evict_prefix(head.digest)
+        left = [entry for block in range(pool.num_blocks) if (entry := cache.entry(block)) is not None]
+        assert {cache.stored_block(entry).key for entry in left} & behind <= used
+        self.gone, self.gone_at = behind - used, self.bench.scheduler.counters.steps
+        self.check_gone()
+
+    def lineage(self, entry) -> set[bytes]:
+        """The keys of an entry and those before it."""
+        keys = set()
+        while entry is not None:
+            keys.add(self.bench.blocks.prefix_cache.stored_block(entry).key)
+            entry = entry.parent
+        return keys
+
+    def check_gone(self) -> None:
+        if self.bench.scheduler.counters.steps != self.gone_at:
+            return
+        tiers = [tier for tier in (self.bench.tiers.host, self.bench.tiers.disk) if tier is not None]
+        assert not [key for key in self.gone for tier in tiers if key in tier]
 
     def end(self) -> None:
         EngineLife.teardown(self)
@@ -109,6 +143,6 @@ def test_whatever_happens_a_tier_never_gives_a_block_that_is_not_what_a_cold_eng
     TieredLife.happened.clear()
     run_state_machine_as_test(TieredLife, settings=lives)
     happened = TieredLife.happened
-    often = ("preempt", "fork", "host promotions", "host evictions", "disk promotions", "restart", "rest")
+    often = ("preempt", "fork", "host promotions", "host evictions", "disk promotions", "restart", "rest", "piece")
     assert all(happened[kind] > 30 for kind in often), happened
     assert all(happened[kind] for kind in ("flip", "cut", "evict_a_prefix", "disk evictions")), happened

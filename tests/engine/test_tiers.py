@@ -161,12 +161,146 @@ def test_what_has_been_evicted_from_the_index_on_request_is_nowhere(bench, tmp_p
     b.add("a", PROMPT, max_tokens=1)
     b.run()
     b.write_to_disk()
-    (head,) = b.blocks.prefix_cache.roots.values()
-    assert b.blocks.evict(head) == (3, 0)
+    assert evict_first(b) == (3, 0)
     b.add("b", PROMPT, max_tokens=1)
     b.run()
     assert b.num_cached("b") == 0
     assert not list(tmp_path.glob("*.kv"))
+
+
+def evict_first(b, prompt: list[int] = PROMPT) -> tuple[int, int] | None:
+    """From the first block of `prompt` on."""
+    entries = b.blocks.prefix_cache.roots.values()
+    return b.engine.evict_prefix(next(entry.digest for entry in entries if entry.token_ids == tuple(prompt[:4])))
+
+
+def drop_from_pool(b, *logical: int) -> None:
+    """The pool loses these blocks of `PROMPT`, and only they lie in host memory from now on."""
+    for index in logical:
+        entry = next(
+            entry
+            for block_id in range(b.blocks.pool.num_blocks)
+            if (entry := b.blocks.prefix_cache.entry(block_id))
+            and entry.token_ids == tuple(PROMPT[4 * index : 4 * index + 4])
+        )
+        b.tiers.save_evicted(b.blocks.prefix_cache.stored_block(entry), entry.block_id)
+        b.runner.save_blocks(b.tiers.take_saves())
+        b.blocks.pool.discard(entry.block_id)
+        b.blocks.prefix_cache.forget(entry.block_id)
+
+
+@pytest.mark.parametrize("lost", [(1,), (2,), (1, 2)])
+def test_an_evicted_prefix_is_gone_though_its_blocks_lie_in_the_pool_and_behind_it_by_turns(bench, lost) -> None:
+    b = bench(num_blocks=20, host_slots=20, max_model_len=80)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    drop_from_pool(b, *lost)
+    evict_first(b)
+    assert b.tiers.stats()["host"].num_blocks == 0
+    assert b.blocks.pool.num_cached == 0
+
+
+def test_an_evicted_prefix_is_gone_from_the_disk_though_what_leads_there_is_in_host_memory(bench, tmp_path) -> None:
+    b = bench(num_blocks=20, host_slots=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    b.write_to_disk()
+    drop_from_pool(b, 1, 2)
+    key = next(block.key for block in b.tiers.host.newest_first() if block.token_ids == tuple(PROMPT[8:12]))
+    b.tiers.host.forget([key])
+    evict_first(b)
+    assert [stats.num_blocks for stats in b.tiers.stats().values()] == [0, 0]
+
+
+def test_broken_numbers_take_along_what_lies_behind_a_gap(bench) -> None:
+    b = bench(num_blocks=20, host_slots=20)
+    b.add("a", [*PROMPT[:12], *OTHER[:5]], max_tokens=1)
+    b.run()
+    drop_from_pool(b, 1)
+    b.add("b", PROMPT, max_tokens=2)
+    step = b.scheduler.schedule()
+    draws = [replace(draw, error_code="nan_logits") for draw in b.runner.run(step)]
+    b.scheduler.commit(step, draws)
+    assert b.tiers.stats()["host"].num_blocks == 0
+    assert b.blocks.pool.num_cached == 0
+    b.scheduler.check_integrity()
+
+
+def test_an_engine_that_is_idle_lives_on_when_what_it_was_writing_is_evicted(bench, tmp_path: Path) -> None:
+    for host_slots in (0, 20):
+        b = bench(num_blocks=6, host_slots=host_slots, disk=tmp_path / str(host_slots))
+        b.add("a", PROMPT, max_tokens=1)
+        b.run()
+        b.add("x", OTHER[:20], max_tokens=1)
+        b.run()
+        assert b.writer.write_piece(max_bytes=4)
+        evict_first(b, OTHER if host_slots == 0 else PROMPT)
+        while b.writer.write_piece(max_bytes=4):
+            pass
+        b.disk.close()
+        b = bench(num_blocks=20, disk=tmp_path / str(host_slots))
+        b.add("a", PROMPT, max_tokens=1)
+        b.add("x", OTHER[:20], max_tokens=1)
+        b.run()
+        assert [b.num_cached("a"), b.num_cached("x")] == ([4, 0] if host_slots == 0 else [0, 16])
+
+
+def test_after_drift_nothing_of_what_was_distrusted_is_written(bench, tmp_path: Path) -> None:
+    b = bench(num_blocks=20, host_slots=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    assert b.writer.write_piece(max_bytes=4)
+    b.blocks.pool.num_free -= 1
+    b.now += IDLE_S
+    b.engine.check_when_idle()
+    assert b.engine.stats().integrity_alarms_total == 1
+    assert not b.writer.write_piece()
+    assert not list(tmp_path.glob("*.kv"))
+
+
+def test_a_block_that_holds_something_else_by_now_is_not_written(bench, tmp_path: Path) -> None:
+    b = bench(num_blocks=20, host_slots=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    assert b.writer.write_piece(max_bytes=4)
+    b.blocks.evict(next(iter(b.blocks.prefix_cache.roots.values())))  # and nobody tells the writer
+    assert not b.writer.write_piece()
+    assert b.disk.stats().num_blocks == 0
+
+
+def test_a_full_disk_keeps_the_hottest_and_rests(bench, tmp_path: Path) -> None:
+    b = bench(num_blocks=20, disk=tmp_path, disk_blocks=4)
+    for name, prompt in (("old", OTHER), ("new", PROMPT)):
+        b.add(name, prompt, max_tokens=1)
+        b.run()
+    for _ in range(3):
+        b.writer.note_change()
+        while b.writer.write_piece(max_bytes=4):
+            pass
+    disk = b.disk.stats()
+    assert (disk.stored_total, disk.evictions_total, disk.num_blocks) == (2, 0, 2)
+
+
+def test_what_would_be_saved_again_counts_as_used(bench) -> None:
+    b = bench(num_blocks=20, host_slots=20)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    drop_from_pool(b, 0, 1)
+    first, second = reversed(b.tiers.host.newest_first())
+    assert b.tiers.save(first, 0) is None
+    assert b.tiers.host.newest_first() == [first, second]
+
+
+def test_what_a_step_copies_is_not_taken_for_what_its_tokens_cost(bench) -> None:
+    b = bench(num_blocks=6, host_slots=20)
+    noted = []
+    for number, prompt in enumerate((PROMPT, OTHER, PROMPT)):  # computed, evicts, is loaded
+        b.engine.add(Request(request_id=str(number), prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)))
+        while b.engine.has_work:
+            b.engine.step()
+        noted.append(b.tiers.costs.compute.total)
+    assert b.runner.num_loaded == 3
+    assert noted == [13, 13, 13]
 
 
 def test_drift_distrusts_every_tier(bench, tmp_path: Path) -> None:
@@ -262,14 +396,14 @@ def test_nothing_is_written_before_it_has_been_quiet_for_a_while_and_then_once(b
     assert writer.due_s is None
     b.add("a", PROMPT, max_tokens=1)
     b.run()
-    writer.note_step()
+    writer.note_change()
     assert writer.due_s == IDLE_S
     b.now += IDLE_S
     assert writer.due_s == 0
     assert writer.write_piece()
     assert not writer.write_piece()
     assert writer.due_s is None
-    writer.note_step()
+    writer.note_change()
     assert not writer.write_piece()  # nothing new
     assert len(list(tmp_path.glob("*.kv"))) == 1
 
@@ -307,10 +441,10 @@ def test_a_step_between_two_pieces_makes_the_writer_look_anew(bench, tmp_path: P
     writer = writer_of(b)
     b.add("a", PROMPT, max_tokens=1)
     b.run()
-    writer.note_step()
+    writer.note_change()
     assert writer.write_piece(max_bytes=4)
     fill_with_others(b)
-    writer.note_step()
+    writer.note_change()
     while writer.write_piece(max_bytes=4):
         pass
     b.disk.close()
@@ -326,11 +460,11 @@ def test_a_disk_that_takes_nothing_is_not_tried_again_before_the_next_step(bench
     writer = writer_of(b)
     b.add("a", PROMPT, max_tokens=1)
     b.run()
-    writer.note_step()
+    writer.note_change()
     monkeypatch.setattr("pagedd.engine.kv.disk_tier.write_segment", _no_space)
     assert not writer.write_piece()
     assert writer.due_s is None
-    writer.note_step()
+    writer.note_change()
     assert not writer.write_piece()
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 

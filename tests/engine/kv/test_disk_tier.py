@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pagedd.engine.kv import disk_segment, disk_tier
-from pagedd.engine.kv.disk_segment import SegmentForm, UnusableSegment, read_segment, write_segment
+from pagedd.engine.kv.disk_segment import Segment, SegmentForm, UnusableSegment, read_segment, write_segment
 from pagedd.engine.kv.disk_tier import DirectoryInUse, DiskTier
 from pagedd.engine.kv.stored_block import StoredBlock
 
@@ -262,8 +262,40 @@ def test_what_is_forgotten_is_gone_after_a_restart_too(open_tier) -> None:
     tier = open_tier()
     tier.write(blocks("abc"))
     tier.write(blocks("d"))
-    tier.forget_from(b"b" * 32)
-    assert held(open_tier()) == "d"  # a shared its file
+    tier.forget({b"b" * 32})
+    assert held(open_tier()) == "d"  # a and c shared its file
+
+
+def test_what_is_forgotten_is_gone_though_a_fault_of_the_disk_hid_it(open_tier, monkeypatch) -> None:
+    tier = open_tier()
+    tier.write(blocks("a"))
+
+    def broken(segment: Segment, index: int) -> bytearray:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "read", broken)
+        assert tier.read(b"a" * 32) is None
+    tier.write(blocks("a"))
+    tier.forget({b"a" * 32})
+    assert held(open_tier()) == ""
+
+
+def test_a_file_that_goes_takes_its_own_blocks_along_without_a_look_at_all_others(open_tier) -> None:
+    class Places(dict):
+        def items(self):
+            raise AssertionError("every block was looked at")
+
+        __iter__ = keys = values = items
+
+    tier = open_tier()
+    for letter in "abcd":
+        tier.write(blocks(letter))
+    tier._places = Places(tier._places)
+    tier.forget({b"a" * 32})
+    assert held(tier) == "bcd"
+    tier.clear()
+    assert held(tier) == ""
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.host_tier import HostTier
-from pagedd.engine.kv.stored_block import StoredBlock, next_block, root_key
+from pagedd.engine.kv.stored_block import StoredBlock, descendants, next_block, root_key
 
 
 def block(letter: str, parent: str = "") -> StoredBlock:
@@ -56,7 +56,7 @@ def test_what_is_being_read_keeps_its_slot_until_it_has_been() -> None:
     assert held(tier) == "ca"
     tier.read(b"c")
     assert tier.keep(block("d")) is None
-    assert tier.unpin() == {b"a", b"c"}
+    tier.unpin()
     tier.keep(block("d"))
     assert held(tier) == "dc"
 
@@ -81,24 +81,16 @@ def test_token_ids_are_compared_on_a_hit() -> None:
     assert not tier.holds(StoredBlock(b"a", b"", (ord("b"),)))
 
 
-def test_forgetting_a_prefix_takes_what_continues_it_along_and_nothing_else() -> None:
-    tier = tier_of(9, "abcd")
-    tier.keep(block("x", "a"))
-    tier.keep(block("y", "x"))
-    tier.keep(block("z"))
-    tier.forget_from(b"b")
-    assert held(tier) == "zyxa"
-    tier.forget_from(b"q")
-    assert held(tier) == "zyxa"
-    tier.forget_from(b"a")
-    assert held(tier) == "z"
+def test_what_continues_a_prefix_is_found_and_nothing_else_though_its_own_blocks_are_elsewhere() -> None:
+    blocks = [block(letter, parent) for letter, parent in ("bm", "cb", "dc", "xa", "yx", "z ")]
+    assert descendants(blocks, [b"b"]) == set_of("bcd")
+    assert descendants(blocks, [b"a"]) == set_of("axy")
+    assert descendants(blocks, [b"c", b"x"]) == set_of("cdxy")
+    assert descendants(blocks, [b"q"]) == set_of("q")
 
 
-def test_what_continues_a_block_that_is_gone_is_forgotten_with_it() -> None:
-    tier = tier_of(9, "abcd")
-    tier.forget([b"b"])
-    tier.forget_from(b"b")
-    assert held(tier) == "a"
+def set_of(letters: str) -> set[bytes]:
+    return {letter.encode() for letter in letters}
 
 
 def test_a_lost_slot_is_drift() -> None:
