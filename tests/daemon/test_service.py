@@ -19,6 +19,7 @@ from pagedd.client.protocol import (
     Generate,
     Sampling,
 )
+from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineState
@@ -466,7 +467,7 @@ async def test_a_frame_shows_who_asks_and_what_the_engine_does(service: Service,
 async def test_a_frame_without_an_engine_says_so_and_has_no_figures(service: Service, host: ScriptedHost) -> None:
     host.lose()
     frame = await service.stats_frame(blocks=True)
-    assert frame.figures.pop("observed_seconds") == 0
+    assert (frame.figures.pop("observed_seconds"), frame.figures.pop("observed_seconds_wanted")) == (0, LEAST_BUSY_S)
     assert (frame.state, set(frame.figures.values()), frame.requests, frame.blocks) == ("restarting", {None}, [], None)
 
 
