@@ -78,7 +78,16 @@ class Bench:
     def blocks(self, num_tokens: int = POOL_TOKENS, *, enable_prefix_caching: bool = True) -> BlockManager:
         """A pool, empty, for so many tokens."""
         num_blocks = num_tokens // self.block_size
-        return BlockManager(num_blocks, self.block_size, enable_prefix_caching=enable_prefix_caching)
+        return BlockManager(
+            num_blocks,
+            self.block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            open_pages=self._runner.open_pages,
+        )
+
+    def slabs(self, num_slabs: int, slab_tokens: int) -> SlabManager:
+        """The same for slabs of so many tokens."""
+        return SlabManager(num_slabs, self.block_size, slab_tokens, self._runner.open_pages)
 
     def engine(self, blocks: BlockManager, num_seats: int = MAX_SEATS) -> Engine:
         config = SchedulerConfig(
@@ -108,7 +117,7 @@ def paging(bench: Bench) -> list[Gain]:
     slab_tokens = bench.info.max_model_len
     num_slabs = POOL_TOKENS // slab_tokens
     rounds = bench.take_turns(
-        lambda: bench.engine(SlabManager(num_slabs, bench.block_size, slab_tokens)),
+        lambda: bench.engine(bench.slabs(num_slabs, slab_tokens)),
         lambda: bench.engine(bench.blocks()),
         lambda draw: [mixed_lengths(random.Random(draw.random()), slab_tokens) for _ in range(MAX_SEATS)],
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.stats import EngineStats
@@ -21,15 +22,18 @@ class SlabManager(BlockManager):
     blocks more than the slabs have, and it holds exactly so many.
     """
 
-    def __init__(self, num_slabs: int, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self, num_slabs: int, block_size: int, max_model_len: int, open_pages: OpenPages | None = None
+    ) -> None:
         self._blocks_per_slab = -(-max_model_len // block_size)
-        super().__init__(num_slabs * (self._blocks_per_slab + 1), block_size, enable_prefix_caching=False)
+        num_blocks = num_slabs * (self._blocks_per_slab + 1)
+        super().__init__(num_blocks, block_size, enable_prefix_caching=False, open_pages=open_pages)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return self._blocks_per_slab
 
-    def _num_new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        return self._blocks_per_slab - len(sequence.block_table)
+    def has_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        return len(sequence.block_table) == self._blocks_per_slab
 
 
 class StaticBatches:

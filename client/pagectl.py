@@ -84,8 +84,9 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] == ["tune"]:  # its flags are the daemon's, which only that knows
-        _exec_pagedd(given)
+    runtime_dir, command = _runtime_dir(given)
+    if command[:1] == ["tune"]:  # its flags are the daemon's, which only that knows
+        _exec_tune(command[1:], runtime_dir)
     arguments = make_parser().parse_args(["version"] if given == ["--version"] else given)
     try:
         status: int = arguments.run(arguments)
@@ -100,6 +101,14 @@ def main(argv: list[str] | None = None) -> int:
         # Python flushes standard output once more at exit, which would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+
+
+def _runtime_dir(given: list[str]) -> tuple[str | None, list[str]]:
+    """What `--runtime-dir` says, and the rest of the command line."""
+    parser = argparse.ArgumentParser(prog="pagectl", add_help=False, allow_abbrev=False)
+    parser.add_argument("--runtime-dir")
+    known, rest = parser.parse_known_args(given)
+    return known.runtime_dir, rest
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -272,7 +281,11 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
-    _exec_pagedd(["tune"])
+    _exec_tune([], arguments.runtime_dir)
+
+
+def _exec_tune(flags: list[str], runtime_dir: str | None) -> NoReturn:
+    _exec_pagedd(["tune", *flags, *([] if runtime_dir is None else ["--runtime-dir", runtime_dir])])
 
 
 def run_usage(arguments: argparse.Namespace) -> int:

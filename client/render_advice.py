@@ -5,9 +5,6 @@ from collections.abc import Iterator
 from pagedd.client.protocol import StatsFrame
 from pagedd.client.render import printable
 
-# As `daemon/advice.py` has it.
-_LEAST_BUSY_S = 15
-
 
 def render_advice(frame: StatsFrame) -> Iterator[str]:
     for advice in frame.advice:
@@ -18,5 +15,6 @@ def render_advice(frame: StatsFrame) -> Iterator[str]:
         return
     observed_s = frame.figures.get("observed_seconds") or 0.0
     yield f"nothing to advise after {observed_s:.0f} s of work in the last minutes"
-    if observed_s < _LEAST_BUSY_S:
-        yield f"  averages need {_LEAST_BUSY_S} s of work; ask again under your usual load"
+    wanted_s = frame.figures.get("observed_seconds_wanted") or 0.0
+    if observed_s < wanted_s:
+        yield f"  averages need {wanted_s:.0f} s of work; ask again under your usual load"

@@ -6,6 +6,7 @@ Owns the rules and their thresholds. Where the figures come from is `doctor.py`'
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pagedd.client.percent import percent
 from pagedd.client.protocol import Advice
 from pagedd.engine.kv.quality import AGREEMENT_BARS, LARGER_FORM
 
@@ -75,14 +76,14 @@ def repeated_prefixes(window: Window) -> Advice | None:
     if window.num_prompts < LEAST_PROMPTS:
         return None
     if not window.caches_prefixes and window.repeated_ratio >= REPEATED_BAR:
-        finding = f"{_percent(window.repeated_ratio)} of prompt tokens began an earlier prompt, and none are kept"
+        finding = f"{percent(window.repeated_ratio)} % of prompt tokens began an earlier prompt, and none are kept"
         change, share = "--enable-prefix-caching", window.repeated_ratio
     elif window.caches_prefixes and window.apart_ratio >= REPEATED_BAR:
-        finding = f"{_percent(window.apart_ratio)} of prompt tokens began another caller's prompt, and are kept apart"
+        finding = f"{percent(window.apart_ratio)} % of prompt tokens began another caller's prompt, and are kept apart"
         change, share = "--prefix-sharing all, if callers may learn by timing what others ask", window.apart_ratio
     else:
         return None
-    gain = f"{_percent(share)} fewer prompt tokens to compute, and first tokens sooner by as much"
+    gain = f"{percent(share)} % fewer prompt tokens to compute, and first tokens sooner by as much"
     return Advice(cause="repeated_prefixes", finding=finding, change=change, gain=gain)
 
 
@@ -96,9 +97,9 @@ def fragmentation(window: Window) -> Advice | None:
     smaller = value / 2 / (1 - value / 2)
     return Advice(
         cause="fragmentation",
-        finding=f"{_percent(value)} of slots in used blocks hold nothing, {_percent(window.kv_usage)} of blocks used",
+        finding=f"{percent(value)} % of slots in used blocks hold nothing, {percent(window.kv_usage)} % of blocks used",
         change=f"--block-size {window.block_size // 2}",
-        gain=f"about {_percent(smaller)} of slots lost, room for {_percent(value - smaller)} more tokens",
+        gain=f"about {percent(smaller)} % of slots lost, room for {percent(value - smaller)} % more tokens",
     )
 
 
@@ -108,8 +109,8 @@ def idle_blocks(window: Window) -> Advice | None:
     if not _is_long(window) or window.waiting_ratio < WAITING_BAR or usage >= IDLE_KV_BAR:
         return None
     finding = (
-        f"requests waited {_percent(window.waiting_ratio)} of the time with {_percent(usage)} of blocks "
-        f"and {_percent(window.occupancy_waiting)} of {window.max_num_seqs} seats in use"
+        f"requests waited {percent(window.waiting_ratio)} % of the time with {percent(usage)} % of blocks "
+        f"and {percent(window.occupancy_waiting)} % of {window.max_num_seqs} seats in use"
     )
     if window.occupancy_waiting >= FULL_SEATS:
         factor = min(IDLE_KV_BAR / max(usage, 0.01), 4.0)
@@ -131,13 +132,14 @@ def steady_preemptions(window: Window) -> Advice | None:
     rate = window.preemptions_per_minute
     if not _is_long(window) or rate < PREEMPTIONS_PER_MINUTE_BAR:
         return None
+    recomputed = percent(window.recomputed_ratio)
     smaller = _SMALLER_FORM.get(window.kv_cache_dtype)
     form = "" if smaller is None else f", or --kv-cache-dtype {smaller}"
     return Advice(
         cause="steady_preemptions",
-        finding=f"{rate:.0f} a minute for want of blocks; {_percent(window.recomputed_ratio)} of tokens computed again",
+        finding=f"{rate:.0f} a minute for want of blocks; {recomputed} % of tokens computed again",
         change=f"a larger --gpu-memory-utilization{form}; or fewer seats than {window.max_num_seqs} (--max-num-seqs)",
-        gain=f"{_percent(window.recomputed_ratio)} fewer tokens to compute, and no pauses in answers",
+        gain=f"{recomputed} % fewer tokens to compute, and no pauses in answers",
     )
 
 
@@ -148,8 +150,8 @@ def kv_quality(window: Window) -> Advice | None:
         return None
     return Advice(
         cause="kv_quality",
-        finding=f"{window.kv_cache_dtype} agrees with 16 bits in {100 * window.agreement:.1f} % of tokens, "
-        f"{100 * bar:.0f} % are usual",
+        finding=f"{window.kv_cache_dtype} agrees with 16 bits in {percent(window.agreement, 1)} % of tokens, "
+        f"{percent(bar)} % are usual",
         change=f"--kv-cache-dtype {LARGER_FORM[window.kv_cache_dtype]}",
         gain="answers as the model gives them, for more memory a token",
     )
@@ -162,7 +164,7 @@ def dominant_caller(window: Window) -> Advice | None:
         return None
     return Advice(
         cause="dominant_caller",
-        finding=f"{window.top_caller} asked for {_percent(share)} of the pool while others waited",
+        finding=f"{window.top_caller} asked for {percent(min(1.0, share))} % of the pool while others waited",
         change="[quota] kv_share = 0.5 (docs/quotas.md)",
         gain=f"half of the pool for the others, at the cost of refusals for {window.top_caller}",
     )
@@ -180,7 +182,3 @@ RULES: dict[str, Callable[[Window], Advice | None]] = {
 
 def _is_long(window: Window) -> bool:
     return window.busy_s >= LEAST_BUSY_S
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * min(1.0, ratio):.0f} %"

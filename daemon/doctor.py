@@ -6,7 +6,7 @@ Owns the samples and their sums. Knows no rule.
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagedd.client.protocol import Advice
 from pagedd.daemon.accounts import Accounts
@@ -63,7 +63,9 @@ class Doctor:
         """Once a second: the engine as it is, None when there is none."""
         now_s = self._clock()
         if stats is None or (self._samples and stats.steps_total < self._samples[-1].stats.steps_total):
-            self._samples.clear()  # another engine, maybe with other settings
+            # Another engine, maybe with other settings.
+            self._samples.clear()
+            self._prefixes_before = self._prefixes_now()
         while self._samples and now_s - self._samples[0].time_s > MAX_AGE_S:
             self._forget_oldest()
         if stats is None or not stats.num_requests_running + stats.num_requests_waiting:
@@ -71,11 +73,7 @@ class Doctor:
         if len(self._samples) == MAX_SAMPLES:
             self._forget_oldest()
         caller, num_tokens = self._top_caller()
-        counts = self._repeats.counts
-        prefixes = PrefixCounts(
-            counts.num_prompts, counts.num_tokens, counts.num_repeated_tokens, counts.num_apart_tokens
-        )
-        self._samples.append(Sample(now_s, stats, prefixes, self._num_preemptions, caller, num_tokens))
+        self._samples.append(Sample(now_s, stats, self._prefixes_now(), self._num_preemptions, caller, num_tokens))
 
     def advice(self, info: EngineInfo | None) -> list[Advice]:
         """What should be changed now, most worth first."""
@@ -119,6 +117,9 @@ class Doctor:
             top_caller=name,
             top_caller_share=sum(held) / len(samples) / pool_tokens if samples else 0.0,
         )
+
+    def _prefixes_now(self) -> PrefixCounts:
+        return replace(self._repeats.counts)
 
     def _forget_oldest(self) -> None:
         self._prefixes_before = self._samples.popleft().prefixes

@@ -17,10 +17,11 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
+from pagedd.client.percent import percent
 from pagedd.daemon import fatal_trace
 from pagedd.daemon.engine_link import (
     CLOSE_LIMIT_S,
@@ -94,7 +95,7 @@ class EngineState(Enum):
 
 
 class EngineHost:
-    """The engine as the front sees it. `on_lost` tells of one that died, `on_ended` of one that was to end.
+    """The engine as the front sees it. `on_lost` tells of one that died, `on_ended` of one that ended as it was told.
 
     Attributes:
         state, progress, detail: for people and for `/health`; `progress` is 0–1 of the load.
@@ -131,7 +132,9 @@ class EngineHost:
         self._ready_since_s: float | None = None
         self._stopping = asyncio.Event()
         self._wakes = asyncio.Event()
-        self._nap = False
+        self._is_sleeping = False
+        self._exit_limit_s: float | None = None  # of an engine that was told to exit; it must by `_exit_due_s`
+        self._exit_due_s = 0.0
         self._changed = asyncio.Event()
 
         self.state = EngineState.STARTING
@@ -220,7 +223,7 @@ class EngineHost:
     def describe(self) -> str:
         """The state in words, e.g. `loading, 43 % (weights)`."""
         if self.state in (EngineState.STARTING, EngineState.LOADING):
-            return f"loading, {round(self.progress * 100)} % ({self.detail})"
+            return f"loading, {percent(self.progress)} % ({self.detail})"
         return f"{self.state.value}: {self.detail}" if self.detail else self.state.value
 
     # What the server does
@@ -244,21 +247,30 @@ class EngineHost:
         await self._changed.wait()
 
     @property
-    def is_napping(self) -> bool:
-        """From `begin_nap` until the engine is ready again, or fails."""
-        return self._nap
+    def is_sleeping(self) -> bool:
+        """From `begin_sleep` until the engine is ready again, or fails."""
+        return self._is_sleeping
 
-    def begin_nap(self) -> None:
+    def begin_sleep(self) -> None:
         """Whoever asks from now on waits for the next engine. Raises like `submit`."""
         self.check_ready()
-        self._nap = True
+        self._is_sleeping = True
         self._wakes.clear()
 
     async def sleep(self) -> None:
-        """Ends the engine process after `begin_nap`, and starts none until `wake`."""
-        await self._ask_to_exit()
-        while self.state not in (EngineState.ASLEEP, EngineState.STOPPED) and not self._wakes.is_set():
+        """Ends the engine process after `begin_sleep`, and starts none until `wake`. One that dies instead is lost,
+        and stays away all the same.
+
+        Raises `PageddError("engine_failed")` when it cannot be ended.
+        """
+        if self._is_sleeping and self.state in (EngineState.READY, EngineState.STALLED):
+            self._tell_to_exit()
+        while self._is_sleeping and self.state not in (EngineState.ASLEEP, EngineState.STOPPED):
+            if self._wakes.is_set():
+                return
             await self.wait_changed()
+        if self.state is EngineState.FAILED:
+            self.check_ready()
 
     def wake(self) -> None:
         """Starts the engine again when it sleeps. No effect when it does not."""
@@ -274,25 +286,21 @@ class EngineHost:
         if self._supervisor is None:
             return
         if is_serving:
-            await self._ask_to_exit()
-        self._kill()
+            self._tell_to_exit()
+        else:
+            self._expect_exit(0.0)
+            self._kill()
         await self._supervisor
 
-    async def _ask_to_exit(self) -> None:
-        """Returns when the engine process has ended, or is killed because it does not within `_EXIT_TIMEOUT_S`.
+    def _tell_to_exit(self) -> None:
+        """The engine process ends, or hangs after `_EXIT_TIMEOUT_S`; with a disk tier it has `CLOSE_LIMIT_S` more."""
+        if self._socket is not None and self._exit_limit_s is None:
+            self._socket.send(Exit())
+            has_disk_tier = self._config is not None and self._config.kv_disk_gib > 0
+            self._expect_exit(_EXIT_TIMEOUT_S + (CLOSE_LIMIT_S if has_disk_tier else 0.0))
 
-        With a disk tier it has `CLOSE_LIMIT_S` more.
-        """
-        process = self._process
-        if self._socket is None or process is None:
-            return
-        self._socket.send(Exit())
-        has_disk_tier = self._config is not None and self._config.kv_disk_gib > 0
-        try:
-            await asyncio.wait_for(process.wait(), _EXIT_TIMEOUT_S + (CLOSE_LIMIT_S if has_disk_tier else 0.0))
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
+    def _expect_exit(self, within_s: float) -> None:
+        self._exit_limit_s, self._exit_due_s = within_s, time.monotonic() + within_s
 
     # The life of engines
 
@@ -301,7 +309,7 @@ class EngineHost:
             await self._keep_running(arguments)
         except PageddError as error:
             log.error("%s", error)
-            self._forget_engine(error.message)
+            self._forget_engine(_Ended(error.message))
             self._fail(error)
         except Exception:
             # Nobody would start another engine, so nobody must go on waiting for one.
@@ -311,19 +319,25 @@ class EngineHost:
 
     async def _keep_running(self, arguments: tuple[str, ...]) -> None:
         while True:
-            reason = await self._run_once(arguments)
+            ended = await self._run_once(arguments)
+            reason = ended.reason
             ready_since_s, self._ready_since_s = self._ready_since_s, None
-            self._forget_engine(reason)
+            self._forget_engine(ended)
             if self._stopping.is_set():
                 return
-            if self._nap and ready_since_s is not None:
-                self._enter(EngineState.ASLEEP, "a request wakes it")
-                log.info("the engine sleeps; its process has ended")
+            if self._is_sleeping and ready_since_s is not None:
+                if ended.as_told:
+                    log.info("the engine sleeps; its process has ended")
+                else:
+                    log.error("%s before it slept; another starts when it is woken", reason)
+                    self.num_restarts += 1
+                detail = "a request wakes it"
+                self._enter(EngineState.ASLEEP, detail if ended.as_told else f"{reason}; {detail}")
                 await self._wakes.wait()
                 if self._stopping.is_set():
                     return
                 continue
-            self._nap = False
+            self._is_sleeping = False
             had_fallen_back = self.has_fallen_back
             if ready_since_s is None:
                 code = self._load_failure.code if self._load_failure is not None else None
@@ -343,14 +357,15 @@ class EngineHost:
             if self._stopping.is_set():
                 return
 
-    async def _run_once(self, arguments: tuple[str, ...]) -> str:
-        """One engine process from its start to its end; returns how it ended, in words.
+    async def _run_once(self, arguments: tuple[str, ...]) -> "_Ended":
+        """One engine process from its start to its end; returns how it ended.
 
         Raises `PageddError("engine_failed")` when it cannot be ended.
         """
         self._load_failure = None
         self._enter(EngineState.STARTING, "engine process")
         self._has_said_hello = False
+        self._exit_limit_s = None
         try:
             self._socket = EngineSocket(self._socket_path, self._on_message)
             process = await asyncio.create_subprocess_exec(
@@ -372,15 +387,19 @@ class EngineHost:
             hung = await self._watch_until_exit(process)
             hello_timer.cancel()
         except OSError as error:
-            return f"the engine process could not be started: {error}"
+            return _Ended(f"the engine process could not be started: {error}")
         finally:
             if self._socket is not None:
                 self._socket.close()
             self._socket = self._process = self.pid = None
             self.trace = fatal_trace.take(self._trace_path)
         if self._load_failure is not None:
-            return f"the engine could not load: {self._load_failure}"
-        return f"the engine process (pid {process.pid}) {hung or _how_it_ended(process.returncode or 0)}"
+            return _Ended(f"the engine could not load: {self._load_failure}")
+        status = process.returncode or 0
+        return _Ended(
+            f"the engine process (pid {process.pid}) {hung or _how_it_ended(status)}",
+            as_told=self._exit_limit_s is not None and hung is None and status == 0,
+        )
 
     async def _watch_until_exit(self, process: asyncio.subprocess.Process) -> str | None:
         """Returns when the process has ended; why it had to be, when it hung."""
@@ -398,7 +417,10 @@ class EngineHost:
             exit.cancel()
 
     def _look(self) -> str | None:
-        """What to say of an engine whose step or load does not end; None while it may still."""
+        """What to say of an engine whose step, load or life does not end; None while it may still."""
+        if self._exit_limit_s is not None:
+            is_late = time.monotonic() >= self._exit_due_s
+            return f"hung: it did not end within {self._exit_limit_s:g} s of being told to" if is_late else None
         if self.state not in (EngineState.LOADING, EngineState.READY, EngineState.STALLED):
             self._watch.heard()  # nothing is asked of it yet
             return None
@@ -450,7 +472,7 @@ class EngineHost:
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
                 self._ready_since_s = time.monotonic()
-                self._nap = False
+                self._is_sleeping = False
                 self._enter(EngineState.READY, "", 1.0)
             case LoadFailed(code=code, message=text):
                 self._load_failure = PageddError(code, text)
@@ -483,20 +505,21 @@ class EngineHost:
 
     def _fail(self, failure: PageddError) -> None:
         self.failure = failure
+        self._is_sleeping = False
         self._enter(EngineState.FAILED, str(failure))
 
-    def _forget_engine(self, reason: str) -> None:
+    def _forget_engine(self, ended: "_Ended") -> None:
         while self._questions:
             answer = self._questions.popleft()
             if not answer.done():
-                answer.set_exception(PageddError("engine_died", reason))
+                answer.set_exception(PageddError("engine_died", ended.reason))
         if self.info is not None:
             try:
                 # With the last figures still there, for whoever sums them up.
-                if self._nap or self._stopping.is_set():
+                if ended.as_told:
                     self.on_ended()
                 else:
-                    self.on_lost(reason)
+                    self.on_lost(ended.reason)
             except Exception:
                 log.exception("fault while the loss of the engine was told; the next one starts all the same")
         self.info = self.stats = None
@@ -510,6 +533,13 @@ class EngineHost:
         if not self._has_said_hello:
             log.error("the engine process said nothing for %d s; it is ended", _HELLO_TIMEOUT_S)
             self._kill()
+
+
+class _Ended(NamedTuple):
+    """How an engine process ended, in words; `as_told`: by itself, after it was told to."""
+
+    reason: str
+    as_told: bool = False
 
 
 def on_the_cpu(config: EngineConfig) -> EngineConfig:

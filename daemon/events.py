@@ -89,7 +89,7 @@ class EventLog:
         elif state is EngineState.RESTARTING:
             self.add("engine", f"{detail}; another is started")
         elif state is EngineState.ASLEEP:
-            self.add("engine", "sleeps; the next request wakes it")
+            self.add("engine", f"sleeps: {detail}")
         elif state is EngineState.STALLED:
             self.add("engine", f"stalled: {detail}")
         elif state is EngineState.FAILED:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import BlockMap, Chat, Generate, RequestRow, StatsFrame
+from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EVENTS_KEPT
 from pagedd.daemon.telemetry import Reading
@@ -72,6 +73,7 @@ class Frames:
                 **service.metering.figures(),
                 **reading.figures,
                 "observed_seconds": service.doctor.observed_s,
+                "observed_seconds_wanted": LEAST_BUSY_S,
             },
             requests=[self._row(sequence, blocks, viewer) for sequence in snapshot.sequences] if snapshot else [],
             blocks=_block_map(snapshot) if blocks and snapshot is not None else None,

@@ -12,7 +12,7 @@ from hashlib import blake2b
 CHUNK_TOKENS = 64
 MAX_CHUNKS = 32
 MAX_BEGINNINGS = 4096
-# Who asks differently for ever must not grow an entry.
+# Who asks differently for ever must not grow an entry: beyond so many the one unheard of for longest is forgotten.
 MAX_SCOPES = 8
 
 
@@ -37,7 +37,7 @@ class PrefixRepeats:
 
     def __init__(self) -> None:
         self.counts = PrefixCounts()
-        self._scopes: OrderedDict[bytes, set[object]] = OrderedDict()
+        self._scopes: OrderedDict[bytes, dict[object, None]] = OrderedDict()  # the newest are last, in both
 
     def saw(self, token_ids: Sequence[int], scope: object) -> None:
         """A prompt was taken. Prompts of one `scope` may share what the prefix cache holds."""
@@ -48,13 +48,15 @@ class PrefixRepeats:
         for start in range(0, min(len(token_ids) // CHUNK_TOKENS, MAX_CHUNKS) * CHUNK_TOKENS, CHUNK_TOKENS):
             chunk = array("Q", token_ids[start : start + CHUNK_TOKENS]).tobytes()
             digest = blake2b(chunk, digest_size=16, key=digest).digest()
-            scopes = self._scopes.setdefault(digest, set())
+            scopes = self._scopes.setdefault(digest, {})
             self._scopes.move_to_end(digest)
             if scope in scopes:
                 counts.num_repeated_tokens += CHUNK_TOKENS
+                del scopes[scope]  # it becomes the newest
             elif scopes:
                 counts.num_apart_tokens += CHUNK_TOKENS
-            if len(scopes) < MAX_SCOPES:
-                scopes.add(scope)
+            scopes[scope] = None
+            if len(scopes) > MAX_SCOPES:
+                del scopes[next(iter(scopes))]
         while len(self._scopes) > MAX_BEGINNINGS:
             self._scopes.popitem(last=False)

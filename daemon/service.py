@@ -61,7 +61,7 @@ class LiveEntry:
     """One live request with what only the service knows of it. Mutated only by `Service`.
 
     Attributes:
-        digest: once it is admitted, what stands for it in `poison.py` and crash reports.
+        digest: once it is admitted, what stands for it in crash reports and, with its caller, in `poison.py`.
         failure: the code of its `Failed`, once it has heard one.
     """
 
@@ -73,6 +73,10 @@ class LiveEntry:
     meter: Meter
     digest: bytes = b""
     failure: str | None = None
+
+    @property
+    def suspect(self) -> poison.Suspect:
+        return self.caller.tag, self.digest
 
 
 class Service:
@@ -156,9 +160,9 @@ class Service:
 
         The next request starts it again, and waits for it. Raises `PageddError` when there is no engine that could end.
         """
-        if self.host.is_napping:
+        if self.host.is_sleeping:
             return
-        self.host.begin_nap()
+        self.host.begin_sleep()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.drain_seconds):
                 while self._running():
@@ -183,7 +187,7 @@ class Service:
         now_s = time.monotonic()
         entries = [self._entry(message, caller, send, now_s) for message in messages]
         ids = [entry.request.request_id for entry in entries]
-        is_held = self.host.is_napping
+        is_held = self.host.is_sleeping
         try:
             model = self._check_door(entries)
             if not is_held:
@@ -269,7 +273,7 @@ class Service:
         if self._is_draining:
             raise PageddError("shutting_down", "the daemon is stopping; try again when it is back")
         model = self.served_model()
-        if not self.host.is_napping:
+        if not self.host.is_sleeping:
             self.host.check_ready()
         return model
 
@@ -353,9 +357,34 @@ class Service:
             log.exception("a request could not be admitted", extra={"request_id": request_id})
             self._refuse(entries, PageddError("internal", f"the log has the trace under request {request_id}"))
             return
+        suspects = []
         for (entry, _), request in zip(live, admitted, strict=True):
-            entry.request.open_texts(model.tokenizer)
-            self._apply(entry, Admitted(request))
+            if entry.suspect in self._suspects:
+                suspects.append((entry, request))
+            else:
+                self._submit(entry, request, model)
+        for entry, request in suspects:
+            await self._admit_suspect(entry, request, model)
+
+    def _submit(self, entry: LiveEntry, request: Request, model: ServedModel) -> None:
+        entry.request.open_texts(model.tokenizer)
+        self._apply(entry, Admitted(request))
+
+    async def _admit_suspect(self, entry: LiveEntry, request: Request, model: ServedModel) -> None:
+        """Waits until no other suspect is in the engine: `poison.py` says why."""
+        try:
+            while self.host.is_sleeping or any(other.suspect in self._suspects for other in self._running()):
+                if self.host.is_sleeping:
+                    await self._awake()
+                else:
+                    await self._request_ended.wait()
+                if entry.request.has_ended:
+                    return
+            self._suspects.check(entry.suspect)
+        except PageddError as error:
+            self._refuse([entry], error)
+        else:
+            self._submit(entry, request, model)
 
     async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
         admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
@@ -374,13 +403,13 @@ class Service:
             cache_extras=extras,
         )
         entry.digest = poison.digest(request)
-        self._suspects.check(entry.digest)
+        self._suspects.check(entry.suspect)
         return request
 
     async def _awake(self) -> None:
         """Wakes the engine. Raises `PageddError` when it cannot be had."""
         self.host.wake()
-        while self.host.is_napping:
+        while self.host.is_sleeping:
             await self.host.wait_changed()
         self.host.check_ready()
 
@@ -421,7 +450,7 @@ class Service:
     def _on_lost(self, reason: str) -> None:
         self._engine_figures.engine_lost()
         lost = self._running()
-        self._suspects.engine_died(entry.digest for entry in lost)
+        self._suspects.engine_died([entry.suspect for entry in lost])
         self._crash_reports.keep(self._crash(reason, lost))
         for entry in lost:
             self._apply(entry, Broken("engine_died", reason))
@@ -501,7 +530,7 @@ class Service:
         self.metering.leave(entry.meter, is_callers_doing=request.outcome != "error")
         was_admitted = request.num_prompt_tokens > 0
         if request.outcome in ("stop", "length"):
-            self._suspects.clear(entry.digest)
+            self._suspects.clear(entry.suspect)
         if was_admitted and request.outcome is not None and request.outcome != "error":
             self.metrics.finished(
                 entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()

@@ -41,10 +41,12 @@ class Source(Protocol):
     Attributes:
         name: shown beside the link's state; "" for a live daemon.
         gives_every_frame: also those that there is no time to draw; set while they are recorded.
+        pace: how long whoever draws rests; kept by the source, but while it gives every frame.
     """
 
     name: str
     gives_every_frame: bool
+    pace: "Pace"
 
     @property
     def place(self) -> str:
@@ -94,6 +96,7 @@ class LiveFeed:
 
     def __init__(self, runtime_dir: str | None = None) -> None:
         self.gives_every_frame = False
+        self.pace = Pace()
         self._runtime_dir = runtime_dir
         self._client = AsyncClient(runtime_dir, timeout_s=5.0)
 
@@ -106,7 +109,7 @@ class LiveFeed:
             return str(self._runtime_dir)
 
     async def updates(self) -> AsyncIterator[Update]:
-        delay_s, pace = FIRST_RETRY_S, Pace()
+        delay_s = FIRST_RETRY_S
         while True:
             every = self.gives_every_frame
             try:
@@ -116,7 +119,7 @@ class LiveFeed:
                         yield frame
                         if every != self.gives_every_frame:
                             break
-                        if not every and (rest_s := pace.rest_s(frame)):
+                        if not every and (rest_s := self.pace.rest_s(frame)):
                             await asyncio.sleep(rest_s)
             except PageddError as error:
                 wait_s = delay_s * random.uniform(1 - _RETRY_JITTER, 1 + _RETRY_JITTER)

@@ -33,7 +33,7 @@ from pagedd.client.protocol import (
     decode_stats,
     encode,
 )
-from pagedd.tui.feed import Update
+from pagedd.tui.feed import Pace, Update
 from pagedd.tui.state import Link
 
 FORMAT = 1
@@ -152,6 +152,7 @@ class Replay:
         self.name = f"replay {path.name}" if name is None else name
         self.place = ""
         self.gives_every_frame = True
+        self.pace = Pace()
         self._path = path
         self._speed = speed
         self._is_loop = is_loop

@@ -15,7 +15,7 @@ import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import BlockDetail, Prefixes, RequestText, StatsFrame
-from pagedd.tui.feed import Pace, Source, Update
+from pagedd.tui.feed import Source, Update
 from pagedd.tui.recording import PREFIXES_QUESTION, SUFFIX, Recorder, block_question, text_question
 from pagedd.tui.renderables.header import Modes
 from pagedd.tui.sense import nonsense
@@ -39,7 +39,6 @@ class Session:
         self.clock = clock
         self.is_paused = False
         self._recorder: Recorder | None = None
-        self._pace = Pace()
         self._rests_until_s = -math.inf
         self._asked: set[str] = set()
         self._preview_task: asyncio.Task[None] | None = None
@@ -129,11 +128,13 @@ class Session:
 
     def _gives_way(self, frame: StatsFrame) -> bool:
         """While everything is recorded the source does not rest, so the picture does (`feed.py` says why)."""
-        now_s = self.clock()
-        if self._recorder is None or now_s >= self._rests_until_s:
-            self._rests_until_s = now_s + self._pace.rest_s(frame)
+        if self._recorder is None:
             return False
-        return True
+        now_s = self.clock()
+        if now_s < self._rests_until_s:
+            return True
+        self._rests_until_s = now_s + self.source.pace.rest_s(frame)
+        return False
 
     def _record(self, message: StatsFrame | BlockDetail | Prefixes | RequestText) -> None:
         assert self._recorder is not None

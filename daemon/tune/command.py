@@ -12,6 +12,7 @@ from typing import Any
 
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
+from pagedd.client.percent import percent
 from pagedd.client.sync import Client
 from pagedd.daemon.config import DEFAULT_FILE, load_config
 from pagedd.daemon.tune.load import read_log, synthetic_load
@@ -126,7 +127,7 @@ def _conclude(
 def _tried(tried: Tried) -> str:
     result = tried.result
     setting = ", ".join(f"{name} = {_shown(value)}" for name, value in tried.changed.items())
-    gain = "" if tried.gain is None else f"{100 * (tried.gain - 1):+.0f} %"
+    gain = "" if tried.gain is None else f"{'-' if tried.gain < 1 else '+'}{percent(abs(tried.gain - 1))} %"
     mark = "kept" if tried.is_kept and tried.changed else ""
     if result.error:
         return _line(tried.step, setting, "-", "-", "", result.error)

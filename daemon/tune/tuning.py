@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pagedd.client.percent import percent
 from pagedd.daemon.tune.agreement import AGREEMENT_BARS, agreement
 from pagedd.daemon.tune.trial import TrialResult
 from pagedd.engine.config import EngineConfig
@@ -126,7 +127,7 @@ class Tuning:
                 yield Tried("KV form", {"kv_cache_dtype": form}, result, None, result.error)
                 continue
             agreements[form], results[form] = agreement(result.choices, reference.choices), result
-            note = f"{100 * agreements[form]:.1f} % as 16 bits, {100 * AGREEMENT_BARS[form]:.0f} % wanted"
+            note = f"{percent(agreements[form], 1)} % as 16 bits, {percent(AGREEMENT_BARS[form])} % wanted"
             yield Tried("KV form", {"kv_cache_dtype": form}, result, _gain(result, self._best), note)
         good = [form for form, value in agreements.items() if value >= AGREEMENT_BARS.get(form, 0.0)]
         best = max(good, key=lambda form: results[form].output_tokens_per_s)

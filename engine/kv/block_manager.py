@@ -51,6 +51,7 @@ class BlockManager:
         self._held: deque[tuple[int, int]] = deque()  # (step that must finish first, block), in order of release
 
     def num_blocks_for(self, num_tokens: int) -> int:
+        """Of a sequence with KV for so many tokens. A subclass that gives more must say in `has_room` who has them."""
         return -(-num_tokens // self.block_size)
 
     def find_prefix(self, sequence: Sequence) -> list[CachedBlock]:
@@ -298,7 +299,7 @@ class BlockManager:
         return tails
 
     def _num_new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        return max(0, -(-num_tokens // self.block_size) - len(sequence.block_table))
+        return max(0, self.num_blocks_for(num_tokens) - len(sequence.block_table))
 
     def _shared_tail(self, sequence: Sequence) -> int | None:
         """Logical index of the partly written block when another sequence names it too: only choices share one."""

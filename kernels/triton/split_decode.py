@@ -49,11 +49,6 @@ def choose_num_splits(num_programs: int, max_context_len: int, card: Card) -> in
     return int(max(1, min(wanted, max_context_len // MIN_KEYS.value, MAX_SPLITS.value)))
 
 
-def workspace_bytes(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> int:
-    """Of device memory that a call takes beside its output."""
-    return 4 * num_splits * num_rows * num_heads * (head_dim + 1)
-
-
 def attend_split(
     output: torch.Tensor,
     query: torch.Tensor,

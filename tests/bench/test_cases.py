@@ -3,12 +3,15 @@
 import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pagedd.bench.case_gain import Gain, arrow
 from pagedd.bench.case_pictures import draw_pictures
-from pagedd.bench.cases import conversations, mixed_lengths
+from pagedd.bench.cases import Bench, conversations, mixed_lengths
+from pagedd.engine.config import EngineConfig
+from pagedd.engine.kv.open_pages import OpenPages
 
 
 def test_a_gain_is_how_many_times_better_the_figure_became() -> None:
@@ -36,6 +39,14 @@ def test_a_conversation_goes_on_from_its_answers_and_begins_anew_after_its_turns
         asked = user.send([9] * asked.num_output_tokens)
     falls = [number for number, (one, two) in enumerate(itertools.pairwise(lengths)) if two < one]
     assert [later - earlier for earlier, later in itertools.pairwise(falls)] == [4] * (len(falls) - 1)
+
+
+def test_blocks_of_both_sides_open_the_pages_of_the_cache_that_they_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = SimpleNamespace(open_pages=OpenPages(4))
+    monkeypatch.setattr("pagedd.bench.cases.create_runner", lambda config, progress: (runner, None))
+    bench = Bench(EngineConfig(model="m"), seconds=1, warmup_s=1, num_rounds=1)
+    assert bench.blocks(64).open_pages is runner.open_pages
+    assert bench.slabs(2, 64).open_pages is runner.open_pages
 
 
 def test_lengths_stay_within_the_context() -> None:

@@ -8,6 +8,7 @@ from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
+from pagedd.engine.sequence import Sequence
 
 
 def make_engine(blocks: BlockManager, num_seats: int = 8) -> Engine:
@@ -50,6 +51,23 @@ def test_a_sequence_may_fill_its_slab_to_the_end() -> None:
         engine.step()
         num_steps += 1
     assert num_steps == 29
+
+
+def test_a_slab_is_taken_whole_at_once_and_has_room_for_every_token() -> None:
+    slabs = SlabManager(1, 4, 32)
+    sequence = Sequence(
+        request=request("a", 1),
+        choice_index=0,
+        token_ids=[1, 2, 3],
+        num_prompt_tokens=3,
+        arrival_s=0.0,
+        due_s=0.0,
+        order=0,
+        priority=0,
+    )
+    assert (slabs.has_room(sequence, 1), slabs.num_missing_blocks(sequence, 1)) == (False, 8)
+    assert slabs.grow(sequence, 1) == []
+    assert (slabs.has_room(sequence, 32), slabs.num_missing_blocks(sequence, 32)) == (True, 0)
 
 
 def test_a_static_batch_answers_together_and_only_what_was_asked() -> None:

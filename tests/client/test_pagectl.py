@@ -300,6 +300,28 @@ def test_pull_runs_the_daemons_own_command(run: Run, monkeypatch: pytest.MonkeyP
         run("pull", "smollm2")
 
 
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        (["tune", "--write"], ["--write"]),
+        (["--runtime-dir", "/run/x", "tune"], ["--runtime-dir", "/run/x"]),
+        (["--runtime-dir=/run/x", "tune", "--users", "3"], ["--users", "3", "--runtime-dir", "/run/x"]),
+        (["--runtime-d", "/run/x", "tune"], ["--runtime-dir", "/run/x"]),
+    ],
+)
+def test_tune_is_told_all_flags(monkeypatch: pytest.MonkeyPatch, given: list[str], passed: list[str]) -> None:
+    executed: list[list[str]] = []
+
+    def execv(program: str, arguments: list[str]) -> None:
+        executed.append(arguments)
+        raise SystemExit
+
+    monkeypatch.setattr("os.execv", execv)
+    with pytest.raises(SystemExit):
+        pagectl.main(given)
+    assert executed == [[sys.executable, "-P", "-m", "pagedd.daemon.cli", "tune", *passed]]
+
+
 def test_chat_through_a_pipe_answers_each_line_with_the_turns_before(
     daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ def frame(*advice: Advice, observed_s: float = 60.0) -> StatsFrame:
         device="",
         dtype="",
         kv_cache_dtype="",
-        figures={"observed_seconds": observed_s},
+        figures={"observed_seconds": observed_s, "observed_seconds_wanted": 20.0},
         requests=[],
         advice=list(advice),
     )
@@ -36,5 +36,5 @@ def test_nothing_after_enough_work_is_all_well() -> None:
 
 def test_nothing_after_little_work_says_so() -> None:
     assert list(render_advice(frame(observed_s=3.0)))[1:] == [
-        "  averages need 15 s of work; ask again under your usual load"
+        "  averages need 20 s of work; ask again under your usual load"
     ]

@@ -32,7 +32,8 @@ class Prompt(IntEnum):
 
 
 class FakeEngine:
-    def __init__(self) -> None:
+    def __init__(self, *, dies_of_exit: bool = False) -> None:
+        self.dies_of_exit = dies_of_exit
         self.live: dict[str, tuple[Request, int]] = {}
         self.num_steps = 0
         self.preemptions: list[Preemption] = []
@@ -152,7 +153,8 @@ class FakeEngine:
         return False
 
     def close(self, limit_s: float) -> None:
-        pass
+        if self.dies_of_exit:
+            raise RuntimeError("scripted fault")
 
 
 INFO = EngineInfo(
@@ -178,7 +180,9 @@ INFO = EngineInfo(
 def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo]:
-    """`ok`, `slow`, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, made by the first."""
+    """`ok`, `ok-until-exit`, `slow`, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, which
+    the first makes.
+    """
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
         for percent in range(0, 100, 43):
@@ -195,7 +199,7 @@ def create_engine(
         if argument:
             Path(argument).touch()
         os._exit(9)
-    return FakeEngine(), INFO
+    return FakeEngine(dies_of_exit=kind == "ok-until-exit"), INFO
 
 
 if __name__ == "__main__":

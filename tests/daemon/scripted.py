@@ -138,14 +138,14 @@ class ScriptedHost:
     on_lost: Callable[[str], None] = lambda reason: None
     on_ended: Callable[[], None] = lambda: None
     on_state: Callable[[], None] = lambda: None
-    is_napping: bool = False
+    is_sleeping: bool = False
     num_wakes: int = 0
     step_s: float = 0.0
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
-    def begin_nap(self) -> None:
+    def begin_sleep(self) -> None:
         self.check_ready()
-        self.is_napping = True
+        self.is_sleeping = True
 
     async def sleep(self) -> None:
         self.on_ended()
@@ -157,7 +157,7 @@ class ScriptedHost:
         self.num_wakes += 1
 
     def get_up(self) -> None:
-        self.is_napping = False
+        self.is_sleeping = False
         self.state, self.info, self.stats = EngineState.READY, engine_info(), engine_stats()
 
     async def wait_changed(self) -> None:

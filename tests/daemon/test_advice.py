@@ -117,3 +117,10 @@ def test_without_work_there_is_no_advice() -> None:
         block_size=16, max_num_seqs=32, max_num_batched_tokens=512, kv_cache_dtype="int4", caches_prefixes=False
     )
     assert advise(idle) == []
+
+
+def test_little_is_not_nothing_and_much_is_not_all() -> None:
+    (preempted,) = advise(replace(HEALTHY, preemptions_per_minute=20.0, recomputed_ratio=0.004))
+    assert preempted.finding.endswith("<1 % of tokens computed again")
+    (quality,) = advise(replace(HEALTHY, kv_cache_dtype="int4", agreement=0.0004))
+    assert "in <0.1 % of tokens" in quality.finding

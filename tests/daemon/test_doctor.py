@@ -61,13 +61,20 @@ def test_seconds_without_work_are_no_part_of_the_averages(clinic: Clinic) -> Non
 
 
 def test_another_engine_begins_anew(clinic: Clinic) -> None:
+    for _ in range(3):
+        clinic.doctor.saw_prompt([7] * 64, "ana")
     clinic.second()
     clinic.doctor.look(None)
     assert clinic.doctor.observed_s == 0
+    assert clinic.doctor.window(INFO).num_prompts == 0
     clinic.second()
+    clinic.doctor.saw_prompt([8] * 64, "ana")
     clinic.num_steps = 0
     clinic.second()
     assert clinic.doctor.observed_s == 1
+    assert clinic.doctor.window(INFO).num_prompts == 0
+    clinic.doctor.saw_prompt([8] * 64, "ana")
+    assert (clinic.doctor.window(INFO).num_prompts, clinic.doctor.window(INFO).repeated_ratio) == (1, 1)
 
 
 def test_what_is_old_is_forgotten(clinic: Clinic) -> None:

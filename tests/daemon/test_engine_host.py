@@ -309,7 +309,7 @@ async def test_an_engine_that_sleeps_has_no_process_until_it_is_woken(start_host
     pid = engine.host.pid
     slept: list[bool] = []
     engine.host.on_ended = lambda: slept.append(True)
-    engine.host.begin_nap()
+    engine.host.begin_sleep()
     await engine.host.sleep()
     assert pid is not None
     assert not psutil.pid_exists(pid)
@@ -319,30 +319,88 @@ async def test_an_engine_that_sleeps_has_no_process_until_it_is_woken(start_host
         engine.host.submit(request("a", 5))
     engine.host.wake()
     await until(lambda: engine.host.state is EngineState.READY)
-    assert not engine.host.is_napping
+    assert not engine.host.is_sleeping
     engine.host.submit(request("b", 5))
     await until(lambda: engine.tokens_of("b") == [6, 7, 8])
 
 
 async def test_a_host_stops_while_its_engine_sleeps(start_host: StartHost) -> None:
     engine = await start_host()
-    engine.host.begin_nap()
+    engine.host.begin_sleep()
     await engine.host.sleep()
     await engine.host.stop()
     assert engine.host.state is EngineState.STOPPED
     assert engine.host.pid is None
 
 
-async def test_an_engine_that_hangs_is_put_to_sleep_all_the_same(
+async def test_an_engine_that_hangs_is_put_to_sleep_all_the_same_and_is_lost(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
     engine = await start_host()
+    pid = engine.host.pid
+    ended: list[bool] = []
+    engine.host.on_ended = lambda: ended.append(True)
     engine.host.submit(request("a", Prompt.HANG))
     await asyncio.sleep(0.05)
-    engine.host.begin_nap()
+    engine.host.begin_sleep()
     await engine.host.sleep()
     assert engine.host.state is EngineState.ASLEEP
+    assert engine.lost == [f"the engine process (pid {pid}) hung: it did not end within 0.1 s of being told to"]
+    assert ended == []
+    assert re.search(r"fake_engine\.py.* in step", engine.host.trace)
+
+
+@pytest.mark.parametrize("deadly", [Prompt.CRASH, Prompt.VANISH])
+async def test_an_engine_that_dies_before_it_sleeps_is_lost_and_no_other_starts_until_it_is_woken(
+    start_host: StartHost, deadly: int
+) -> None:
+    engine = await start_host()
+    ended: list[bool] = []
+    engine.host.on_ended = lambda: ended.append(True)
+    engine.host.begin_sleep()
+    pid = engine.host.pid
+    engine.host.submit(request("a", deadly))
+    await until(lambda: engine.host.state is EngineState.ASLEEP)
+    await engine.host.sleep()
+    assert (len(engine.lost), ended, engine.host.num_restarts) == (1, [], 1)
+    assert f"(pid {pid}) ended with status" in engine.host.detail
+    engine.host.wake()
+    await until(lambda: engine.host.state is EngineState.READY)
+    engine.host.submit(request("b", 5))
+    await until(lambda: engine.tokens_of("b") == [6, 7, 8])
+
+
+@pytest.mark.parametrize("how", ["sleep", "stop"])
+async def test_an_engine_that_dies_of_its_exit_is_lost(start_host: StartHost, how: str) -> None:
+    engine = await start_host("ok-until-exit")
+    if how == "sleep":
+        engine.host.begin_sleep()
+        await engine.host.sleep()
+    else:
+        await engine.host.stop()
+    assert len(engine.lost) == 1
+    assert "ended with status 70" in engine.lost[0]
+
+
+async def test_putting_an_engine_to_sleep_that_cannot_be_ended_fails(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_host._KILL_TIMEOUT_S", 0.1)
+    engine = await start_host()
+    monkeypatch.setattr(engine.host, "_kill", lambda: None)
+    pid = engine.host.pid
+    engine.host.submit(request("a", Prompt.HANG))
+    await asyncio.sleep(0.05)
+    engine.host.begin_sleep()
+    async with asyncio.timeout(20):
+        with pytest.raises(PageddError, match=r"^engine_failed: .* cannot be ended"):
+            await engine.host.sleep()
+    assert not engine.host.is_sleeping
+    assert len(engine.lost) == 1
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_hung_engine_is_killed_when_the_host_stops(
@@ -356,6 +414,23 @@ async def test_a_hung_engine_is_killed_when_the_host_stops(
     await engine.host.stop()
     assert pid is not None
     assert not psutil.pid_exists(pid)
+    assert len(engine.lost) == 1
+
+
+async def test_a_host_stops_although_its_engine_cannot_be_ended(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_host._KILL_TIMEOUT_S", 0.1)
+    engine = await start_host()
+    monkeypatch.setattr(engine.host, "_kill", lambda: None)
+    pid = engine.host.pid
+    engine.host.submit(request("a", Prompt.HANG))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        await engine.host.stop()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_fault_of_the_settings_is_not_tried_again(start_host: StartHost) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon import poison
-from pagedd.daemon.poison import FORGET_AFTER_S, Suspects
+from pagedd.daemon.poison import FORGET_AFTER_S, Suspect, Suspects
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 
-A, B = b"a" * 16, b"b" * 16
+A, B, C = ("uid:1", b"a" * 16), ("uid:1", b"b" * 16), ("uid:1", b"c" * 16)
 
 
 class Clock:
@@ -30,7 +30,7 @@ def suspects(clock: Clock) -> Suspects:
     return Suspects(clock)
 
 
-def is_refused(suspects: Suspects, suspect: bytes) -> bool:
+def is_refused(suspects: Suspects, suspect: Suspect) -> bool:
     try:
         suspects.check(suspect)
     except PageddError as error:
@@ -41,9 +41,24 @@ def is_refused(suspects: Suspects, suspect: bytes) -> bool:
 def test_the_second_death_is_one_too_many(suspects: Suspects) -> None:
     suspects.engine_died([A, B])
     assert not is_refused(suspects, A)
-    suspects.engine_died([A, A])
-    assert is_refused(suspects, A)
+    suspects.engine_died([A, C])
+    assert [is_refused(suspects, suspect) for suspect in (A, B, C)] == [True, False, False]
+    assert C in suspects
+
+
+def test_a_death_with_two_suspects_proves_nothing(suspects: Suspects) -> None:
+    suspects.engine_died([A, B])
+    suspects.engine_died([A, B])
+    assert not is_refused(suspects, A)
     assert not is_refused(suspects, B)
+    suspects.engine_died([A])
+    assert is_refused(suspects, A)
+
+
+def test_what_one_caller_sends_is_not_held_against_another(suspects: Suspects) -> None:
+    suspects.engine_died([A])
+    suspects.engine_died([A])
+    assert not is_refused(suspects, ("uid:2", A[1]))
 
 
 def test_the_same_request_twice_at_one_death_is_one_death(suspects: Suspects) -> None:
@@ -72,7 +87,7 @@ def test_the_table_is_bounded(suspects: Suspects) -> None:
     suspects.engine_died([A])
     suspects.engine_died([A])
     for number in range(5000):
-        suspects.engine_died([number.to_bytes(16, "big")])
+        suspects.engine_died([("uid:1", number.to_bytes(16, "big"))])
     assert not is_refused(suspects, A)
 
 

@@ -1,6 +1,6 @@
 """Repeated beginnings are counted in chunks of 64, by who may share them."""
 
-from pagedd.daemon.prefix_repeats import MAX_BEGINNINGS, PrefixRepeats
+from pagedd.daemon.prefix_repeats import MAX_BEGINNINGS, MAX_SCOPES, PrefixRepeats
 
 
 def counted(repeats: PrefixRepeats) -> tuple[int, int, int]:
@@ -43,3 +43,22 @@ def test_old_beginnings_are_forgotten() -> None:
     assert repeats.counts.num_repeated_tokens == 0
     repeats.saw([MAX_BEGINNINGS] * 64, "ana")
     assert repeats.counts.num_repeated_tokens == 64
+
+
+def test_the_newest_scopes_of_a_beginning_are_known_however_many_there_were() -> None:
+    repeats = PrefixRepeats()
+    for number in range(MAX_SCOPES + 1):
+        repeats.saw([7] * 64, number)
+    apart = repeats.counts.num_apart_tokens
+    for _ in range(3):
+        repeats.saw([7] * 64, MAX_SCOPES)
+    assert (repeats.counts.num_repeated_tokens, repeats.counts.num_apart_tokens) == (192, apart)
+
+
+def test_the_scope_that_is_forgotten_is_the_one_unheard_of_for_longest() -> None:
+    repeats = PrefixRepeats()
+    for scope in (*range(MAX_SCOPES), 0, "newcomer", 0):
+        repeats.saw([7] * 64, scope)
+    assert repeats.counts.num_repeated_tokens == 128
+    repeats.saw([7] * 64, 1)
+    assert repeats.counts.num_repeated_tokens == 128

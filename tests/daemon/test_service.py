@@ -19,6 +19,7 @@ from pagedd.client.protocol import (
     Generate,
     Sampling,
 )
+from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineState
@@ -214,6 +215,80 @@ async def test_a_request_that_was_there_when_two_engines_died_is_refused_and_oth
     assert not isinstance(other[-1], Failed)
 
 
+def next_engine(host: ScriptedHost) -> None:
+    host.state, host.info, host.stats = EngineState.READY, engine_info(), engine_stats()
+
+
+def prompts_of(host: ScriptedHost) -> list[bytes]:
+    """Of what the engine has now, in order."""
+    return [bytes(request.prompt_token_ids) for request in host.live.values()]
+
+
+async def lost_with(service: Service, host: ScriptedHost, *texts: str) -> None:
+    """An engine dies with these prompts in flight, and the next one comes."""
+    for text in texts:
+        await started(service, host, prompt(text))
+    host.lose()
+    next_engine(host)
+
+
+async def test_the_engine_has_one_suspect_at_a_time_beside_all_others(service: Service, host: ScriptedHost) -> None:
+    await lost_with(service, host, "one", "two", "three")
+    heard: dict[str, list[DaemonMessage]] = {name: [] for name in ("one", "two", "new", "three")}
+    ids = {name: service.start([prompt(name)], ANA, messages.append)[0] for name, messages in heard.items()}
+    await until(lambda: prompts_of(host) == [b"one", b"new"])
+    service.cancel(ids["two"])
+    assert [type(message) for message in heard["two"]] == [Done]
+    host.produce(ids["one"], b"x", finish_reason="length")
+    await until(lambda: prompts_of(host) == [b"new", b"three"])
+    host.produce(ids["three"], b"x", finish_reason="length")
+    assert isinstance(heard["three"][-1], Done)
+    await started(service, host, prompt("three"))
+    await started(service, host, prompt("one"))
+    assert prompts_of(host) == [b"new", b"three", b"one"], "who ran to its end is no suspect"
+
+
+async def test_one_killer_bans_nobody_who_was_beside_it(service: Service, host: ScriptedHost) -> None:
+    names = ["killer", *(f"innocent {number}" for number in range(3))]
+    await lost_with(service, host, *names)
+    heard: dict[str, list[DaemonMessage]] = {name: [] for name in names}
+    for name, messages in heard.items():
+        service.start([prompt(name)], ANA, messages.append)
+    await until(lambda: prompts_of(host) == [b"killer"])
+    host.lose()
+    next_engine(host)
+    refused = (await started(service, host, prompt("killer")))[-1]
+    assert isinstance(refused, Failed)
+    assert refused.code == "poison_request"
+    for name in names[1:]:
+        await until(lambda name=name: prompts_of(host) == [name.encode()])  # type: ignore[misc]
+        host.produce(next(iter(host.live)), b"x", finish_reason="length")
+        assert isinstance(heard[name][-1], Done)
+
+
+async def test_one_callers_deaths_are_not_held_against_another(service: Service, host: ScriptedHost) -> None:
+    for _ in range(2):
+        await lost_with(service, host, "standing")
+    assert isinstance((await started(service, host, prompt("standing"), caller=BOB))[0], Accepted)
+
+
+async def test_a_suspect_that_waits_while_the_engine_falls_asleep_wakes_it(
+    service: Service, host: ScriptedHost
+) -> None:
+    await lost_with(service, host, "one", "two")
+    await started(service, host, prompt("one"))
+    waiting: list[DaemonMessage] = []
+    service.start([prompt("two")], ANA, waiting.append)
+    await asyncio.sleep(0.01)
+    host.begin_sleep()
+    await host.sleep()
+    await until(lambda: host.num_wakes == 1)
+    assert waiting == []
+    host.get_up()
+    await until(lambda: prompts_of(host) == [b"two"])
+    assert [type(message) for message in waiting] == [Accepted]
+
+
 async def test_an_engine_that_ends_between_door_and_submission_is_a_refusal(
     service: Service, host: ScriptedHost
 ) -> None:
@@ -315,7 +390,7 @@ async def test_an_engine_that_does_not_wake_is_said_to_whoever_waits(service: Se
     await service.sleep()
     heard: list[DaemonMessage] = []
     service.start([prompt()], ANA, heard.append)
-    host.state, host.is_napping = EngineState.FAILED, False
+    host.state, host.is_sleeping = EngineState.FAILED, False
     await until(lambda: bool(heard))
     assert isinstance(heard[0], Failed)
     assert heard[0].code == "engine_failed"
@@ -392,7 +467,7 @@ async def test_a_frame_shows_who_asks_and_what_the_engine_does(service: Service,
 async def test_a_frame_without_an_engine_says_so_and_has_no_figures(service: Service, host: ScriptedHost) -> None:
     host.lose()
     frame = await service.stats_frame(blocks=True)
-    assert frame.figures.pop("observed_seconds") == 0
+    assert (frame.figures.pop("observed_seconds"), frame.figures.pop("observed_seconds_wanted")) == (0, LEAST_BUSY_S)
     assert (frame.state, set(frame.figures.values()), frame.requests, frame.blocks) == ("restarting", {None}, [], None)
 
 

@@ -42,7 +42,7 @@ def drawn(session: Session, clock: Clock, frames: list[StatsFrame]) -> list[int]
 async def test_a_crowded_machine_thins_what_is_drawn_and_never_what_is_recorded(tmp_path: Path) -> None:
     clock, source, frames = Clock(), FakeSource([]), crowded_frames(12)
     session = Session(source, clock=clock)
-    session._pace = Pace(lambda: clock.now_s / 1000)  # a thousandth of a core
+    source.pace = Pace(lambda: clock.now_s / 1000)  # a thousandth of a core
     session.start_recording(tmp_path / "all.pagetop")
     assert source.gives_every_frame
     assert drawn(session, clock, frames) == [1, 5, 9]
