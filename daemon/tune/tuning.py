@@ -20,7 +20,7 @@ BLOCK_SIZES = (8, 16, 32)
 FULL_POOL = 0.85
 DEFAULT_SHARE = {True: 0.9, False: 0.3}  # by whether it is a GPU
 SHARES = {True: (0.95,), False: (0.5, 0.7)}
-QUANTIZED = ("int8", "fp8", "int4")
+QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,12 @@ class Tuning:
         changes: what differs from the settings at the start.
     """
 
-    def __init__(self, config: EngineConfig, attempt: Try, *, is_gpu: bool) -> None:
+    def __init__(self, config: EngineConfig, attempt: Try, texts: list[list[int]], *, is_gpu: bool) -> None:
+        """`texts`: token ids; what the model says about them judges forms of the KV cache."""
         self.config = config
         self.changes: dict[str, Any] = {}
         self._attempt = attempt
+        self._texts = texts
         self._is_gpu = is_gpu
         self._best = TrialResult()
 
@@ -113,7 +115,7 @@ class Tuning:
 
     def _kv_form(self) -> Iterator[Tried]:
         """A quantized form must choose as the 16-bit one does, and be quicker than what holds."""
-        reference = self._attempt(replace(self.config, kv_cache_dtype="bf16"), [])
+        reference = self._attempt(replace(self.config, kv_cache_dtype="bf16"), self._texts)
         gain = _gain(reference, self._best)
         held = self._best.kv_cache_dtype
         yield Tried("KV form", {"kv_cache_dtype": "bf16"}, reference, gain, reference.error or "the reference")
@@ -122,7 +124,7 @@ class Tuning:
         agreements: dict[str, float] = {"bf16": 1.0}
         results = {"bf16": reference, held: self._best}
         for form in QUANTIZED:
-            result = self._attempt(replace(self.config, kv_cache_dtype=form), reference.texts)
+            result = self._attempt(replace(self.config, kv_cache_dtype=form), self._texts)
             if result.error or result.choices is None:
                 yield Tried("KV form", {"kv_cache_dtype": form}, result, None, result.error)
                 continue

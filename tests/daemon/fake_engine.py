@@ -178,13 +178,16 @@ INFO = EngineInfo(
 def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo]:
-    """`ok`, `slow`, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, made by the first."""
+    """`ok`, `slow`, `until:PATH` is there, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`,
+    made by the first."""
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
         for percent in range(0, 100, 43):
             progress(percent / 100, "weights")
             time.sleep(0.1)
         time.sleep(600)
+    while kind == "until" and not Path(argument).exists():
+        time.sleep(0.02)
     if kind == "away" and config.device != "cpu":
         raise EngineError("device_unavailable", "scripted")
     if kind == "error":
