@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None:
-    """Raises `PageddError` with what the engine would refuse. Nothing is fetched; `report` hears what is not looked at."""
+    """Fetches nothing; `report` hears what is not looked at. Raises `PageddError` with what the engine would refuse."""
     weights = find_weights(config.model)
     if weights is None:
         report(f"{config.model} is not fetched yet, so only the device is checked (pagedd pull fetches it)")
@@ -43,9 +43,7 @@ def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None
             command, input=msgspec.json.encode(question), stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=True
         )
     except subprocess.TimeoutExpired:
-        raise PageddError(
-            "internal", f"the check did not end within {_TIMEOUT_S:.0f} s; does the device answer?"
-        ) from None
+        raise PageddError("internal", f"the check takes over {_TIMEOUT_S:.0f} s; does the device answer?") from None
     except subprocess.CalledProcessError as error:
         raise PageddError("internal", f"the check ended with status {error.returncode}; its log is above") from None
     verdict = msgspec.json.decode(child.stdout, type=Verdict)

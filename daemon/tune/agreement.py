@@ -12,7 +12,7 @@ from pagedd.daemon.tune.users import Serving
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 
-NUM_TEXTS = 6
+NUM_TEXTS = 8
 TEXT_TOKENS = 160
 # Beginnings shorter than this say little about the cache.
 LEAST_TOKENS = 64

@@ -23,7 +23,7 @@ from pagedd.engine.config import EngineConfig
 
 # A trial beyond its own time: loading the model, and what it checks.
 _LOAD_S = 300.0
-_NUM_TRIALS = 16
+_NUM_TRIALS = 20
 
 
 def tune(argv: list[str], report: Callable[[str], None]) -> int:

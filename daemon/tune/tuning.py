@@ -4,6 +4,7 @@ Each step tries a few values beside the one that holds and keeps the best, if it
 for the trials it asks for, so that tests decide what comes of them.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,6 +55,7 @@ class Tuning:
         self._texts = texts
         self._is_gpu = is_gpu
         self._best = TrialResult()
+        self._num_steps = 0
 
     def run(self) -> Iterator[Tried]:
         """Every trial as it is done. Whoever stops listening keeps what was found until then."""
@@ -70,7 +72,18 @@ class Tuning:
         yield from self._seats()
         yield from self._kv_form()
 
+    def _measure_again(self) -> None:
+        """What holds, beside what is tried next: a machine that does other things is not as quick as minutes ago."""
+        again = self._attempt(self.config, None)
+        if not again.error:
+            self._best = again
+
     def _step(self, name: str, options: list[dict[str, Any]]) -> Iterator[Tried]:
+        if not options:
+            return
+        if self._num_steps:
+            self._measure_again()
+        self._num_steps += 1
         before, best, kept = self._best, self._best, None
         tried = []
         for changed in options:
@@ -115,6 +128,7 @@ class Tuning:
 
     def _kv_form(self) -> Iterator[Tried]:
         """A quantized form must choose as the 16-bit one does, and be quicker than what holds."""
+        self._measure_again()
         reference = self._attempt(replace(self.config, kv_cache_dtype="bf16"), self._texts)
         gain = _gain(reference, self._best)
         held = self._best.kv_cache_dtype
@@ -131,7 +145,8 @@ class Tuning:
             agreements[form], results[form] = agreement(result.choices, reference.choices), result
             note = f"{100 * agreements[form]:.1f} % as 16 bits, {100 * AGREEMENT_BARS[form]:.0f} % wanted"
             yield Tried("KV form", {"kv_cache_dtype": form}, result, _gain(result, self._best), note)
-        good = [form for form, value in agreements.items() if value >= AGREEMENT_BARS.get(form, 0.0)]
+        num_choices = len(reference.choices)
+        good = [form for form, value in agreements.items() if not _falls_short(value, num_choices, form)]
         best = max(good, key=lambda form: results[form].output_tokens_per_s)
         is_bad = held not in good and held in agreements
         if is_bad or results[best].output_tokens_per_s >= LEAST_GAIN * self._best.output_tokens_per_s:
@@ -147,6 +162,12 @@ class Tuning:
         self.config = replace(self.config, **changed)
         self.changes |= changed
         self._best = result
+
+
+def _falls_short(agreement: float, num_choices: int, form: str) -> bool:
+    """By more than chance: two standard deviations of as many choices at the bar."""
+    bar = AGREEMENT_BARS.get(form, 0.0)
+    return agreement < bar - 2 * math.sqrt(bar * (1 - bar) / num_choices)
 
 
 def _gain(result: TrialResult, before: TrialResult) -> float | None:

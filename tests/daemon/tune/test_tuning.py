@@ -99,6 +99,22 @@ def test_a_quicker_form_is_chosen_only_if_it_chooses_as_16_bits_do() -> None:
     assert "80.0 % as 16 bits, 92 % wanted" in [one.note for one in tried]
 
 
+def test_a_form_that_misses_its_bar_by_chance_stays() -> None:
+    bench = Bench(lambda config: 100.0, agreements={"int8": 5})  # of a hundred, where 3 are usual
+    assert run(EngineConfig(model="m"), bench)[0].changes == {}
+
+
+def test_what_holds_is_measured_anew_beside_each_step_on_a_machine_that_gets_slower() -> None:
+    class Tired(Bench):
+        def attempt(self, config: EngineConfig, texts: list[list[int]] | None) -> TrialResult:
+            result = super().attempt(config, texts)
+            result.output_tokens_per_s = 1000.0 * 0.9**self.num_trials
+            return result
+
+    _, tried = run(EngineConfig(model="m"), Tired(lambda config: 100.0))
+    assert min(one.gain for one in tried if one.gain is not None) > 0.5
+
+
 def test_a_form_that_holds_and_errs_too_often_gives_way_even_to_a_slower_one() -> None:
     speeds = {"auto": 100.0, "bf16": 90.0, "fp8": 80.0, "int8": 100.0, "k8v4": 80.0, "int4": 200.0}
     bench = Bench(lambda config: speeds[config.kv_cache_dtype], agreements={"int4": 20, "fp8": 9, "int8": 8})
