@@ -89,13 +89,16 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     path = Path(config.model)
     progress(0.0, f"reading {path.name}")
     opened = _open(path)
+    model: Model
+    model_config: ModelConfig
     if opened is None:
         from pagedd.engine.model.hf_adapter import load_adapted  # transformers takes seconds to import
 
         model, model_config = load_adapted(path, device, dtype, progress)
     else:
-        model_config, checkpoint = opened
-        model = _make_decoder(config, model_config, checkpoint, backend, device, dtype, progress)
+        decoder_config, checkpoint = opened
+        model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)
+        model_config = decoder_config
     log.info("%s: %s, %s on %s", path.name, model_config.architecture, str(dtype).removeprefix("torch."), device)
     return LoadedModel(model, backend, model_config, device, dtype)
 
