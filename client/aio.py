@@ -21,6 +21,7 @@ from pagedd.client import protocol
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.link import Link
+from pagedd.client.load_wait import LoadWait
 from pagedd.client.options import SamplingOptions, make_sampling
 from pagedd.client.protocol import (
     Accepted,
@@ -54,6 +55,9 @@ from pagedd.client.protocol import (
     Wake,
 )
 
+# A load takes seconds on a CPU, and minutes where kernels are compiled or graphs captured.
+LOAD_WAIT_S = 300.0
+
 _LINGER_MS = 500
 _PICTURES_BEHIND = 64
 
@@ -74,11 +78,23 @@ class AsyncClient:
         runtime_dir: the folder of the daemon's sockets; None looks in the usual places (`endpoints.client_endpoints`).
         timeout_s: most seconds to wait for a connection or for an answer that costs the daemon nothing (stats, ping,
             cancel). A generation may take as long as it takes: bound it with `asyncio.timeout`, which cancels it.
+        load_wait_s: most seconds that a generation waits while the daemon is loading its model; then, and with 0 at
+            once, it is refused with `engine_loading`.
+        on_load_wait: called when such a wait begins, for whoever wants to tell people.
     """
 
-    def __init__(self, runtime_dir: str | Path | None = None, *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        runtime_dir: str | Path | None = None,
+        *,
+        timeout_s: float = 10.0,
+        load_wait_s: float = LOAD_WAIT_S,
+        on_load_wait: Callable[[], None] | None = None,
+    ) -> None:
         self._runtime_dir = runtime_dir
         self._timeout_s = timeout_s
+        self._load_wait_s = load_wait_s
+        self._on_load_wait = on_load_wait
         self._connections: dict[Path, _Connection] = {}
         self._opening = asyncio.Lock()
         self._ids = map(str, itertools.count(1))
@@ -220,6 +236,9 @@ class AsyncClient:
         target = request if isinstance(request, str) else request.id
         for own in self._generations.values():
             if target in (own.id, own.request_id):
+                if own._load_wait.is_waiting:
+                    own._load_wait.give_up()
+                    return
                 await self._ask(await self._requests(), Cancel(id=next(self._ids), target=own.id), Ok)
                 return
         if not isinstance(request, str):
@@ -244,6 +263,9 @@ class AsyncClient:
     async def wake(self) -> None:
         """Have the engine load now instead of at the next request. Raises like `sleep`."""
         await self._ask(await self._admin(), Wake(id=next(self._ids)), Ok)
+
+    async def _read_state(self) -> str:
+        return (await self.ping()).state
 
     async def _ask(
         self, connection: "_Connection", question: ClientMessage, kind: type[_Answer], *, waits: bool = False
@@ -300,6 +322,7 @@ class Generation:
         self._request = request
         self._is_sent = False
         self._done: Done | None = None
+        self._load_wait = LoadWait(client._load_wait_s, client._on_load_wait)
 
     def __aiter__(self) -> AsyncGenerator[Delta, None]:
         return self._run(stream=True)
@@ -339,6 +362,9 @@ class Generation:
                         has_ended = True
                         self._done = message
                         return
+                    case Failed(code="engine_loading") if not self._load_wait.is_over:
+                        await self._load_wait.until_loaded(self._client._read_state)
+                        inbox = connection.post(self._request(self.id, stream))
                     case _:
                         has_ended = True
                         raise _as_error(message)

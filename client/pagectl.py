@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import msgspec
 
 from pagedd.client import conversation
+from pagedd.client.aio import LOAD_WAIT_S
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.options import SamplingOptions
@@ -186,7 +187,7 @@ def make_parser() -> argparse.ArgumentParser:
 def run_generate(arguments: argparse.Namespace) -> int:
     prompt = _prompt(arguments.prompt)
     is_streamed = not (arguments.no_stream or arguments.json or arguments.n != 1)
-    with Client(arguments.runtime_dir) as client:
+    with _asking_client(arguments) as client:
         generation = client.generate(prompt, model=arguments.model, priority=arguments.priority, **_sampling(arguments))
         if is_streamed:
             for delta in generation:
@@ -208,7 +209,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
 
 
 def run_chat(arguments: argparse.Namespace) -> int:
-    with Client(arguments.runtime_dir) as client:
+    with _asking_client(arguments) as client:
         talk = conversation.Conversation(
             client,
             _write,
@@ -357,6 +358,16 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end of text")
     parser.add_argument("--priority", type=int, default=0, metavar="P", help="-100 to 100, higher is more urgent")
     parser.add_argument("--model", default="default", metavar="NAME", help="the served model's name")
+    parser.add_argument("--no-wait", action="store_true", help="fail at once while the daemon is loading its model")
+
+
+def _asking_client(arguments: argparse.Namespace) -> Client:
+    """Waits for a daemon that is loading its model, and says so."""
+
+    def note() -> None:
+        print("pagectl: the daemon is loading its model; waiting for it (--no-wait fails at once)", file=sys.stderr)
+
+    return Client(arguments.runtime_dir, load_wait_s=0.0 if arguments.no_wait else LOAD_WAIT_S, on_load_wait=note)
 
 
 def _sampling(arguments: argparse.Namespace) -> SamplingOptions:

@@ -5,14 +5,14 @@ Owns one thread that runs an event loop, and the way in and out of it. Everythin
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from pagedd.client.aio import AsyncClient
+from pagedd.client.aio import LOAD_WAIT_S, AsyncClient
 from pagedd.client.aio import Generation as AsyncGeneration
 from pagedd.client.options import SamplingOptions
 from pagedd.client.protocol import (
@@ -39,12 +39,20 @@ class Client:
                 print(delta.text, end="", flush=True)
             done = client.chat([{"role": "user", "content": "Hello!"}]).result()
 
-    Every refusal is a `PageddError` with the daemon's code. The arguments are those of `AsyncClient`.
+    Every refusal is a `PageddError` with the daemon's code. The arguments are those of `AsyncClient`; `on_load_wait` is
+    called in this client's own thread.
     """
 
-    def __init__(self, runtime_dir: str | Path | None = None, *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        runtime_dir: str | Path | None = None,
+        *,
+        timeout_s: float = 10.0,
+        load_wait_s: float = LOAD_WAIT_S,
+        on_load_wait: Callable[[], None] | None = None,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._client = AsyncClient(runtime_dir, timeout_s=timeout_s)
+        self._client = AsyncClient(runtime_dir, timeout_s=timeout_s, load_wait_s=load_wait_s, on_load_wait=on_load_wait)
         # A daemon thread, so that a program that forgets `close` still ends.
         self._thread = threading.Thread(target=self._loop.run_forever, name="pagedd client", daemon=True)
         self._thread.start()

@@ -17,7 +17,7 @@ usage: pagedd [FLAGS]                 serve a model (pagedd --help lists the fla
        pagedd pull [NAME]             fetch a model and verify it; print where it is
        pagedd prepare [NAME]          fetch it and make what the daemon needs to start quickly
        pagedd tune [FLAGS]            try settings on the model and a load; print what each is worth
-       pagedd check-config [FLAGS]    print every setting and where its value comes from
+       pagedd check-config [FLAGS]    print every setting and its origin; check that they can serve
        pagedd config-table            print the settings as a Markdown table
        pagedd version
 """
@@ -96,9 +96,13 @@ def tune(argv: list[str]) -> int:
 
 def check_config(argv: list[str]) -> int:
     from pagedd.daemon.config import load_config
+    from pagedd.daemon.config_check import check_startable
 
-    for line in load_config(argv, program="pagedd check-config").explain():
+    loaded = load_config(argv, program="pagedd check-config")
+    for line in loaded.explain():
         print(line)
+    sys.stdout.flush()
+    check_startable(loaded.config, _report)
     return 0
 
 

@@ -25,10 +25,16 @@ from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
 from pagedd.daemon.http_generate import generate
+from pagedd.daemon.ignored_fields import IgnoredFields
 from pagedd.daemon.metrics import CONTENT_TYPE
 from pagedd.daemon.openai_responses import encode, error_body
 from pagedd.daemon.openai_schema import (
+    ChatBody,
+    CommonBody,
+    CompletionBody,
+    DetokenizeBody,
     OpenAIRequest,
+    TokenizeBody,
     chat_request,
     completion_request,
     detokenize_request,
@@ -225,12 +231,13 @@ class _Handlers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._ignored = IgnoredFields()
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, completion_request, "completion")
+        return await self._generate(request, completion_request, "completion", CompletionBody)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, chat_request, "chat")
+        return await self._generate(request, chat_request, "chat", ChatBody)
 
     async def models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._card()] if self._service.model is not None else []})
@@ -243,11 +250,16 @@ class _Handlers:
         return _json(card)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        token_ids = await self._service.tokenize(tokenize_request(await _body(request)))
+        body = await _body(request)
+        token_ids = await self._service.tokenize(tokenize_request(body))
+        self._ignored.note(body, TokenizeBody.__struct_fields__)
         return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": self._max_model_len()})
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        return _json({"prompt": self._service.detokenize(detokenize_request(await _body(request)))})
+        body = await _body(request)
+        text = self._service.detokenize(detokenize_request(body))
+        self._ignored.note(body, DetokenizeBody.__struct_fields__)
+        return _json({"prompt": text})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
@@ -262,7 +274,7 @@ class _Handlers:
         return web.Response(body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _generate(
-        self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str
+        self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str, schema: type[CommonBody]
     ) -> web.StreamResponse:
         body = await _body(request)
         try:
@@ -270,6 +282,7 @@ class _Handlers:
         except PageddError as error:
             self._service.note_failure(error)
             raise
+        self._ignored.note(body, schema.__struct_fields__)
         return await generate(self._service, request, request[_CALLER], asked, kind)
 
     def _card(self) -> dict[str, Any]:

@@ -68,12 +68,10 @@ def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path
     Raises:
         PageddError: `model_unavailable`, `checksum_mismatch` or `unsupported_model`.
     """
-    models = cache_directory() / "models"
     known = KNOWN_MODELS.get(name_or_path.lower())
     if known is not None:
-        folder = models / known.name
-        weights = folder / Path(known.member).name
-        with file_lock(models / f"{known.name}.lock"):
+        weights = _known_weights(known)
+        with file_lock(weights.parent.with_name(f"{known.name}.lock")):
             if not weights.exists():
                 fetch_from_wheel(known, weights, report)
         return weights
@@ -84,19 +82,44 @@ def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path
             # Opening a pipe would wait for its writer.
             raise PageddError("model_unavailable", f"{path} is neither a file nor a folder; check the path")
         return path
-    match = _HUB_NAME.fullmatch(name_or_path)
-    if match is None:
-        message = (
-            f"{name_or_path!r} is no path that exists, none of {sorted(KNOWN_MODELS)} and no org/name[:FILE.gguf] of "
-            "the Hugging Face hub; check the spelling"
-        )
-        raise PageddError("model_unavailable", message)
-    hub_model = HubModel(repo=match["repo"], file=match["file"])
-    folder = models / name_or_path.replace("/", "--").replace(":", "--")
-    with file_lock(models / f"{folder.name}.lock"):
+    hub_model, folder = _hub_model(name_or_path)
+    with file_lock(folder.with_name(f"{folder.name}.lock")):
         if not folder.exists():
             fetch_from_hub(hub_model, folder, report)
     return hub_model.weights_in(folder)
+
+
+def find_weights(name_or_path: str) -> Path | None:
+    """Path of a model's weights, None when they would have to be fetched.
+
+    Raises:
+        PageddError: `model_unavailable` for what names no model.
+    """
+    known = KNOWN_MODELS.get(name_or_path.lower())
+    if known is not None:
+        weights = _known_weights(known)
+        return weights if weights.exists() else None
+    if _existing_path(name_or_path) is not None:
+        return pull_model(name_or_path)
+    hub_model, folder = _hub_model(name_or_path)
+    return hub_model.weights_in(folder) if folder.exists() else None
+
+
+def _known_weights(model: WheelModel) -> Path:
+    return cache_directory() / "models" / model.name / Path(model.member).name
+
+
+def _hub_model(name: str) -> tuple[HubModel, Path]:
+    """The model and its folder in the cache, which may not be there."""
+    match = _HUB_NAME.fullmatch(name)
+    if match is None:
+        message = (
+            f"{name!r} is no path that exists, none of {sorted(KNOWN_MODELS)} and no org/name[:FILE.gguf] of "
+            "the Hugging Face hub; check the spelling"
+        )
+        raise PageddError("model_unavailable", message)
+    folder = cache_directory() / "models" / name.replace("/", "--").replace(":", "--")
+    return HubModel(repo=match["repo"], file=match["file"]), folder
 
 
 def _existing_path(name_or_path: str) -> Path | None:

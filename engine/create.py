@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from pagedd.engine.config import EngineConfig, SchedulerConfig
+from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.cuda_graphs import DecodeGraphs, capture_on_gpu, graph_bytes
 from pagedd.engine.engine import Engine
 from pagedd.engine.errors import EngineError
@@ -98,15 +99,10 @@ def create_runner(
     device, model, backend = loaded.device, loaded.model, loaded.backend
     if model.own_kernels is None:
         log.info("kernels: %s, because %s", backend.name, backend.reason)
-    max_model_len = _max_model_len(config.max_model_len, loaded.config.max_position)
+    refuse_unfit(config, loaded.config.max_position, model.kv_forms)
+    max_model_len = config.max_model_len or loaded.config.max_position
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     kv_form = _kv_form(config.kv_cache_dtype, loaded)
-    if kv_form.has_open_keys and config.block_size % 16:
-        raise EngineError(
-            "invalid_setting",
-            f"block_size {config.block_size} with kv_cache_dtype {kv_form.name}, whose scales a block would take more "
-            "than its 4-bit keys save; use block_size 16 or 32",
-        )
     bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
     runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
     # A guess needs the tokens before it, which a step that runs ahead does not know yet.
@@ -229,26 +225,11 @@ def _create_tiers(config: EngineConfig, runner: ModelRunner, info: EngineInfo) -
     )
 
 
-def _max_model_len(asked: int | None, max_position: int) -> int:
-    if asked is not None and asked > max_position:
-        raise EngineError(
-            "invalid_setting", f"max_model_len {asked}, the model's own context is {max_position}; lower max_model_len"
-        )
-    return asked or max_position
-
-
 def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
     """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' dtype."""
-    model = loaded.model
-    if name == "auto":
-        return FORMS["int8"] if model.has_quantized_weights else form_of(loaded.dtype)
-    if name not in model.kv_forms:
-        usable = ", ".join(form for form in FORMS if form in model.kv_forms)
-        raise EngineError(
-            "invalid_setting",
-            f"kv_cache_dtype {name!r}, this model's kernels here have {usable}; use one of these or auto",
-        )
-    return FORMS[name]
+    if name != "auto":
+        return FORMS[name]
+    return FORMS["int8"] if loaded.model.has_quantized_weights else form_of(loaded.dtype)
 
 
 def _name(dtype: torch.dtype) -> str:

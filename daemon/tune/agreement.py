@@ -1,33 +1,37 @@
-"""How often a form of the KV cache leaves the model's choice as it is with 16 bits, on text of the model's own.
+"""How often a form of the KV cache leaves the model's choice as it is with 16 bits, on real text.
 
-The texts are drawn by the 16-bit engine at a low temperature. What follows each beginning of a text is then asked of
-both engines, greedily; the prefix cache makes that cheap, and every choice reads keys and values from the cache.
+What follows each beginning of a text is asked of both engines, greedily; the prefix cache makes that cheap, and every
+choice reads keys and values from the cache.
 """
 
-import random
+import pydoc_data.topics
 from collections.abc import Sequence
+from typing import Protocol
 
 from pagedd.daemon.tune.users import Serving
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 
-# What each form is known to reach on models that bear it; more than on foreign text, of which a model is less sure.
-AGREEMENT_BARS = {"int8": 0.97, "fp8": 0.94, "k8v4": 0.94, "int4": 0.92}
-
-NUM_TEXTS = 6
+NUM_TEXTS = 8
 TEXT_TOKENS = 160
-# Text of a small model at 1 is so random that its most likely token hangs on the last bit.
-TEMPERATURE = 0.6
 # Beginnings shorter than this say little about the cache.
 LEAST_TOKENS = 64
+# Long enough for `TEXT_TOKENS`, whatever the tokenizer.
+_TEXT_CHARS = 4000
 
 
-def draw_texts(engine: Serving, vocab_size: int) -> list[list[int]]:
-    """`NUM_TEXTS` texts of the model's own, each after one random token."""
-    draw = random.Random(5)
-    prompts = [[draw.randrange(vocab_size)] for _ in range(NUM_TEXTS)]
-    answers = _answers(engine, prompts, TEXT_TOKENS, temperature=TEMPERATURE)
-    return [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+class Encoder(Protocol):
+    """What `real_texts` needs of `daemon.text.tokenizer.TextTokenizer`."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+def real_texts(tokenizer: Encoder) -> list[list[int]]:
+    """`NUM_TEXTS` texts of `TEXT_TOKENS`: pages of the help on Python's language that every CPython carries."""
+    pages: dict[str, str] = pydoc_data.topics.topics
+    long = sorted(title for title, page in pages.items() if len(page) >= _TEXT_CHARS)
+    chosen = [long[number * len(long) // NUM_TEXTS] for number in range(NUM_TEXTS)]
+    return [tokenizer.encode(pages[title][:_TEXT_CHARS])[:TEXT_TOKENS] for title in chosen]
 
 
 def choices(engine: Serving, texts: Sequence[Sequence[int]]) -> list[int]:
@@ -35,7 +39,7 @@ def choices(engine: Serving, texts: Sequence[Sequence[int]]) -> list[int]:
     chosen: list[int] = []
     for text in texts:
         prompts = [list(text[:end]) for end in range(LEAST_TOKENS, len(text))]
-        chosen += [ids[0] for ids in _answers(engine, prompts, 1, temperature=0.0)]
+        chosen += _answers(engine, prompts)
     return chosen
 
 
@@ -44,13 +48,13 @@ def agreement(chosen: Sequence[int], reference: Sequence[int]) -> float:
     return sum(one == other for one, other in zip(chosen, reference, strict=True)) / len(reference)
 
 
-def _answers(engine: Serving, prompts: Sequence[list[int]], max_tokens: int, temperature: float) -> list[list[int]]:
-    answers: dict[str, list[int]] = {}
+def _answers(engine: Serving, prompts: Sequence[list[int]]) -> list[int]:
+    """The token that follows each prompt."""
+    answers: dict[str, int] = {}
     for number, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=number)
-        answers[f"text-{number}"] = []
+        params = SamplingParams(max_tokens=1, temperature=0.0)
         engine.add(Request(request_id=f"text-{number}", prompt_token_ids=prompt, params=params))
     while engine.has_work:
         for output in engine.step():
-            answers[output.request_id] += output.token_ids
-    return list(answers.values())
+            [answers[output.request_id]] = output.token_ids
+    return [answers[f"text-{number}"] for number in range(len(prompts))]

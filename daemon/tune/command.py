@@ -15,6 +15,7 @@ from pagedd.client.errors import PageddError
 from pagedd.client.percent import percent
 from pagedd.client.sync import Client
 from pagedd.daemon.config import DEFAULT_FILE, load_config
+from pagedd.daemon.tune.agreement import real_texts
 from pagedd.daemon.tune.load import read_log, synthetic_load
 from pagedd.daemon.tune.settings_file import merge, write_settings
 from pagedd.daemon.tune.trial import Trial, TrialResult, run_trial
@@ -23,7 +24,7 @@ from pagedd.engine.config import EngineConfig
 
 # A trial beyond its own time: loading the model, and what it checks.
 _LOAD_S = 300.0
-_NUM_TRIALS = 16
+_NUM_TRIALS = 20
 
 
 def tune(argv: list[str], report: Callable[[str], None]) -> int:
@@ -38,9 +39,14 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
     load = read_log(options.load) if options.load is not None else synthetic_load()
     if options.load is not None and not any(entry.prompt_token_ids for entry in load):
         report("the log has lengths alone, so nothing is shared: what prefix caching brings cannot be seen")
-    from pagedd.daemon.models import pull_model
+    from pagedd.daemon.models import resolve_model
+    from pagedd.daemon.prepared import load_prepared
+    from pagedd.daemon.text.tokenizer import TextTokenizer
 
-    config = loaded.to_engine_config(str(pull_model(loaded.model, report=report)))
+    folder = resolve_model(loaded.model, report=report)
+    prepared = load_prepared(folder)
+    config = loaded.to_engine_config(prepared.weights)
+    texts = real_texts(TextTokenizer(folder, prepared))
     deadline_s = time.monotonic() + options.seconds
     per_trial_s = max(1.0, options.seconds / _NUM_TRIALS - 3.0)
     num_users = options.users or 2 * config.max_num_seqs
@@ -59,7 +65,7 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
         )
         return run_trial(trial, timeout_s=_LOAD_S if candidate is config else max(5.0, left_s))
 
-    tuning = Tuning(config, attempt, is_gpu=_has_gpu(config.device))
+    tuning = Tuning(config, attempt, texts, is_gpu=_has_gpu(config.device))
     report(f"{config.model}: {num_users} users, about {per_trial_s:.0f} s a trial, {options.seconds:.0f} s in all")
     print(_line("step", "setting", "tokens/s", "first token", "gain", ""), flush=True)
     try:

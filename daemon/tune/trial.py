@@ -16,7 +16,7 @@ from pagedd.engine.config import EngineConfig
 
 
 class Trial(msgspec.Struct, kw_only=True):
-    """What to try. With `texts`, also what the model chooses after their beginnings; an empty list draws them first."""
+    """What to try. With `texts`, token ids each, also what the model chooses after their beginnings."""
 
     config: EngineConfig
     load: list[Entry]
@@ -38,7 +38,6 @@ class TrialResult(msgspec.Struct, kw_only=True):
     hit_ratio: float = 0.0
     kv_cache_dtype: str = ""
     max_num_batched_tokens: int = 0
-    texts: list[list[int]] | None = None
     choices: list[int] | None = None
 
 

@@ -37,10 +37,7 @@ def main() -> None:
 def perform(trial: Trial) -> TrialResult:
     """Raises `EngineError` when the engine cannot be had with these settings."""
     engine, info = create_engine(trial.config, lambda share, what: None)
-    texts, choices = trial.texts, None
-    if texts is not None:
-        texts = texts or agreement.draw_texts(engine, info.vocab_size)
-        choices = agreement.choices(engine, texts)
+    choices = None if trial.texts is None else agreement.choices(engine, trial.texts)
     users = make_users(trial.load, trial.num_users, info.vocab_size, info.max_request_tokens)
     measured = measure(engine, users, seconds=trial.seconds, warmup_s=trial.warmup_s)
     steps = max(1, measured.num_steps)
@@ -54,7 +51,6 @@ def perform(trial: Trial) -> TrialResult:
         hit_ratio=measured.num_cached_tokens / measured.num_prompt_tokens if measured.num_prompt_tokens else 0.0,
         kv_cache_dtype=info.kv_cache_dtype,
         max_num_batched_tokens=info.max_num_batched_tokens,
-        texts=texts,
         choices=choices,
     )
 

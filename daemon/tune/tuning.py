@@ -4,14 +4,16 @@ Each step tries a few values beside the one that holds and keeps the best, if it
 for the trials it asks for, so that tests decide what comes of them.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedd.client.percent import percent
-from pagedd.daemon.tune.agreement import AGREEMENT_BARS, agreement
+from pagedd.daemon.tune.agreement import agreement
 from pagedd.daemon.tune.trial import TrialResult
 from pagedd.engine.config import EngineConfig
+from pagedd.engine.kv.quality import AGREEMENT_BARS
 
 # Two rounds of the same settings differ by so much.
 LEAST_GAIN = 1.03
@@ -20,7 +22,7 @@ BLOCK_SIZES = (8, 16, 32)
 FULL_POOL = 0.85
 DEFAULT_SHARE = {True: 0.9, False: 0.3}  # by whether it is a GPU
 SHARES = {True: (0.95,), False: (0.5, 0.7)}
-QUANTIZED = ("int8", "fp8", "int4")
+QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,15 @@ class Tuning:
         changes: what differs from the settings at the start.
     """
 
-    def __init__(self, config: EngineConfig, attempt: Try, *, is_gpu: bool) -> None:
+    def __init__(self, config: EngineConfig, attempt: Try, texts: list[list[int]], *, is_gpu: bool) -> None:
+        """`texts`: token ids; what the model says about them judges forms of the KV cache."""
         self.config = config
         self.changes: dict[str, Any] = {}
         self._attempt = attempt
+        self._texts = texts
         self._is_gpu = is_gpu
         self._best = TrialResult()
+        self._num_steps = 0
 
     def run(self) -> Iterator[Tried]:
         """Every trial as it is done. Whoever stops listening keeps what was found until then."""
@@ -68,7 +73,18 @@ class Tuning:
         yield from self._seats()
         yield from self._kv_form()
 
+    def _measure_again(self) -> None:
+        """What holds, beside what is tried next: a machine that does other things is not as quick as minutes ago."""
+        again = self._attempt(self.config, None)
+        if not again.error:
+            self._best = again
+
     def _step(self, name: str, options: list[dict[str, Any]]) -> Iterator[Tried]:
+        if not options:
+            return
+        if self._num_steps:
+            self._measure_again()
+        self._num_steps += 1
         before, best, kept = self._best, self._best, None
         tried = []
         for changed in options:
@@ -113,7 +129,8 @@ class Tuning:
 
     def _kv_form(self) -> Iterator[Tried]:
         """A quantized form must choose as the 16-bit one does, and be quicker than what holds."""
-        reference = self._attempt(replace(self.config, kv_cache_dtype="bf16"), [])
+        self._measure_again()
+        reference = self._attempt(replace(self.config, kv_cache_dtype="bf16"), self._texts)
         gain = _gain(reference, self._best)
         held = self._best.kv_cache_dtype
         yield Tried("KV form", {"kv_cache_dtype": "bf16"}, reference, gain, reference.error or "the reference")
@@ -122,14 +139,15 @@ class Tuning:
         agreements: dict[str, float] = {"bf16": 1.0}
         results = {"bf16": reference, held: self._best}
         for form in QUANTIZED:
-            result = self._attempt(replace(self.config, kv_cache_dtype=form), reference.texts)
+            result = self._attempt(replace(self.config, kv_cache_dtype=form), self._texts)
             if result.error or result.choices is None:
                 yield Tried("KV form", {"kv_cache_dtype": form}, result, None, result.error)
                 continue
             agreements[form], results[form] = agreement(result.choices, reference.choices), result
             note = f"{percent(agreements[form], 1)} % as 16 bits, {percent(AGREEMENT_BARS[form])} % wanted"
             yield Tried("KV form", {"kv_cache_dtype": form}, result, _gain(result, self._best), note)
-        good = [form for form, value in agreements.items() if value >= AGREEMENT_BARS.get(form, 0.0)]
+        num_choices = len(reference.choices)
+        good = [form for form, value in agreements.items() if not _falls_short(value, num_choices, form)]
         best = max(good, key=lambda form: results[form].output_tokens_per_s)
         is_bad = held not in good and held in agreements
         if is_bad or results[best].output_tokens_per_s >= LEAST_GAIN * self._best.output_tokens_per_s:
@@ -145,6 +163,12 @@ class Tuning:
         self.config = replace(self.config, **changed)
         self.changes |= changed
         self._best = result
+
+
+def _falls_short(agreement: float, num_choices: int, form: str) -> bool:
+    """By more than chance: two standard deviations of as many choices at the bar."""
+    bar = AGREEMENT_BARS.get(form, 0.0)
+    return agreement < bar - 2 * math.sqrt(bar * (1 - bar) / num_choices)
 
 
 def _gain(result: TrialResult, before: TrialResult) -> float | None:

@@ -15,14 +15,16 @@ import torch
 
 from pagedd.engine.batch import Batch
 from pagedd.engine.config import EngineConfig
+from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import FUSED_ARCHITECTURES, DecoderConfig, ModelConfig, parse_decoder_config, parse_eos
+from pagedd.engine.model.cpu_decoder import KV_FORMS as CPP_KV_FORMS
 from pagedd.engine.model.cpu_decoder import CpuDecoder, unfit_for_cpu
 from pagedd.engine.model.decoder import Checkpoint, Decoder
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint, read_json
 from pagedd.kernels import cpu, ops
-from pagedd.kernels.kv_form import KVForm
+from pagedd.kernels.kv_form import FORMS, KVForm
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +80,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     Raises:
         EngineError: `model_unavailable` (not there, or damaged), `unsupported_model` (named what) or `invalid_setting`.
     """
-    device = choose_device(config.device)
-    check_device(device)
+    device = usable_device(config.device)
     try:
         backend = ops.select_backend(device)
     except ValueError as error:
@@ -87,37 +88,54 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     dtype = choose_dtype(config.dtype, device)
     path = Path(config.model)
     progress(0.0, f"reading {path.name}")
-    if path.is_dir():
-        model, model_config = _load_folder(path, config, backend, device, dtype, progress)
-    elif path.exists():
-        from pagedd.engine.model.gguf import GGUFCheckpoint  # needs the gguf package, and nothing else here does
+    opened = _open(path)
+    model: Model
+    model_config: ModelConfig
+    if opened is None:
+        from pagedd.engine.model.hf_adapter import load_adapted  # transformers takes seconds to import
 
-        file = GGUFCheckpoint(path)
-        model, model_config = _make_decoder(config, file.config, file, backend, device, dtype, progress), file.config
+        model, model_config = load_adapted(path, device, dtype, progress)
     else:
-        raise EngineError("model_unavailable", f"{path} does not exist; fetch the model first")
+        decoder_config, checkpoint = opened
+        model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)
+        model_config = decoder_config
     log.info("%s: %s, %s on %s", path.name, model_config.architecture, str(dtype).removeprefix("torch."), device)
     return LoadedModel(model, backend, model_config, device, dtype)
 
 
-def _load_folder(
-    folder: Path,
-    settings: EngineConfig,
-    backend: ops.BackendChoice,
-    device: torch.device,
-    dtype: torch.dtype,
-    progress: Callable[[float, str], None],
-) -> tuple[Model, ModelConfig]:
-    raw = read_json(folder / "config.json")
-    if raw.get("model_type") not in FUSED_ARCHITECTURES:
-        from pagedd.engine.model.hf_adapter import load_adapted  # transformers takes seconds to import
+def check_loadable(settings: EngineConfig) -> None:
+    """Raises what `load_model` would, as far as it shows without a weight being read.
 
-        return load_adapted(folder, device, dtype, progress)
-    if (folder / "generation_config.json").exists():
-        eos = {*parse_eos(raw), *parse_eos(read_json(folder / "generation_config.json"))}
+    Of a model that only transformers can read, nothing but the device is known before.
+    """
+    device = usable_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    opened = _open(Path(settings.model))
+    if opened is None:
+        return
+    config, _ = opened
+    obstacle = _obstacle_to_cpp(config, device, dtype)
+    if obstacle is not None:
+        _refuse_weight_form(settings, dtype, obstacle)
+    refuse_unfit(settings, config.max_position, CPP_KV_FORMS if obstacle is None else FORMS.keys())
+
+
+def _open(path: Path) -> tuple[DecoderConfig, Checkpoint] | None:
+    """The config and the weights, not read yet; None for a model that only transformers can read."""
+    if not path.exists():
+        raise EngineError("model_unavailable", f"{path} does not exist; fetch the model first")
+    if not path.is_dir():
+        from pagedd.engine.model.gguf import GGUFCheckpoint  # needs the gguf package, and nothing else here does
+
+        file = GGUFCheckpoint(path)
+        return file.config, file
+    raw = read_json(path / "config.json")
+    if raw.get("model_type") not in FUSED_ARCHITECTURES:
+        return None
+    if (path / "generation_config.json").exists():
+        eos = {*parse_eos(raw), *parse_eos(read_json(path / "generation_config.json"))}
         raw["eos_token_id"] = sorted(eos)
-    config = parse_decoder_config(raw)
-    return _make_decoder(settings, config, SafetensorsCheckpoint(folder), backend, device, dtype, progress), config
+    return parse_decoder_config(raw), SafetensorsCheckpoint(path)
 
 
 def _make_decoder(
@@ -141,14 +159,13 @@ def _make_decoder(
             form = settings.weight_dtype
             if form == "auto" and settings.dtype == "float32":
                 form = "float32"
+            refuse_unfit(settings, config.max_position, CPP_KV_FORMS)
             in_cpp = CpuDecoder(extension, config, checkpoint, form, progress)
             sizes = ", ".join(f"{size / 2**20:.0f} MiB {name}" for name, size in in_cpp.forms.items())
             log.info("weights: %s; one C++ call a step", sizes)
             return in_cpp
-    if settings.weight_dtype not in ("auto", _SHORT_NAMES.get(dtype)):
-        raise EngineError(
-            "invalid_setting", f"weight_dtype {settings.weight_dtype} needs the C++ kernels: {obstacle}; use auto"
-        )
+    _refuse_weight_form(settings, dtype, obstacle)
+    refuse_unfit(settings, config.max_position, FORMS.keys())
     keeps_packed = backend.keeps_weights_packed and settings.weight_dtype == "auto" and settings.dtype != "float32"
     level = logging.WARNING if device.type == "cpu" else logging.INFO
     log.log(level, "the decoder runs kernel by kernel, because %s", obstacle)
@@ -163,6 +180,14 @@ def _make_decoder(
     return decoder
 
 
+def _refuse_weight_form(settings: EngineConfig, dtype: torch.dtype, obstacle: str) -> None:
+    """Without the C++ kernels weights are as the activations, or as the file has them."""
+    if settings.weight_dtype not in ("auto", _SHORT_NAMES.get(dtype)):
+        raise EngineError(
+            "invalid_setting", f"weight_dtype {settings.weight_dtype} needs the C++ kernels: {obstacle}; use auto"
+        )
+
+
 def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cpu":
         return f"the device is {device}"
@@ -171,6 +196,13 @@ def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.d
     if dtype not in (torch.float32, torch.bfloat16):
         return f"the C++ kernels compute in float32 or bfloat16, not in {dtype}"
     return unfit_for_cpu(config)
+
+
+def usable_device(name: str) -> torch.device:
+    """`choose_device`, and `check_device` of it. Raises what both raise."""
+    device = choose_device(name)
+    check_device(device)
+    return device
 
 
 def choose_device(name: str) -> torch.device:

@@ -153,7 +153,7 @@ def test_a_prompt_that_is_not_utf8_arrives_readable(daemon: FakeDaemon, start: C
 def test_a_refusal_is_one_line_and_a_status(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     for code, status in [("prompt_too_long", 1), ("queue_full", 75), ("engine_loading", 75), ("forbidden", 77)]:
         daemon.answer = lambda message, code=code: [Failed(id=message.id, code=code, message="so it is")]
-        assert run("generate", "x") == status
+        assert run("generate", "x", "--no-wait") == status
         assert capsys.readouterr().err == f"pagectl: {code}: so it is\n"
 
 

@@ -154,7 +154,13 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def daemon_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    """A cache of their own, but for the C++ kernels: tests of the engine have built those, which takes its time."""
+    cache = tmp_path_factory.mktemp("cache")
+    kernels = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedd" / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (cache / "pagedd").mkdir()
+    (cache / "pagedd" / "kernels").symlink_to(kernels)
+    return cache
 
 
 @pytest.fixture

@@ -180,8 +180,8 @@ INFO = EngineInfo(
 def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo]:
-    """`ok`, `ok-until-exit`, `slow`, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, which
-    the first makes.
+    """`ok`, `ok-until-exit`, `slow`, `until:PATH` is there, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or
+    `vanish-once:PATH`, which the first makes.
     """
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
@@ -189,6 +189,8 @@ def create_engine(
             progress(percent / 100, "weights")
             time.sleep(0.1)
         time.sleep(600)
+    while kind == "until" and not Path(argument).exists():
+        time.sleep(0.02)
     if kind == "away" and config.device != "cpu":
         raise EngineError("device_unavailable", "scripted")
     if kind == "error":

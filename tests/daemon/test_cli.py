@@ -54,6 +54,37 @@ def test_a_wrong_command_line_has_the_status_of_a_wrong_configuration(
     assert re.match(f"pagedd: {said}", printed.err)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max-model-len", "100000"], "max_model_len 100000, the model's own context is 8192; lower max_model_len"),
+        (["--kv-cache-dtype", "fp16"], "kv_cache_dtype 'fp16', this model's kernels here have float32, bf16, int8"),
+        (["--kv-cache-dtype", "int4", "--block-size", "8"], "block_size 8 with kv_cache_dtype int4"),
+    ],
+)
+def test_check_config_refuses_what_the_engine_would_after_it_has_shown_the_settings(
+    capsys: pytest.CaptureFixture[str], model_gguf: Path, flags: list[str], said: str
+) -> None:
+    settings = ["--model", str(model_gguf), "--device", "cpu", "--dtype", "float32"]
+    assert cli.main(["check-config", *settings]) == 0
+    assert cli.main(["check-config", *settings, *flags]) == os.EX_CONFIG
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2 * len(settings_of(DaemonConfig))
+    assert printed.err.startswith(f"pagedd: invalid_setting: {said}")
+
+
+def test_check_config_refuses_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-config", "--device", "cuda:77"]) != 0
+    heard = capsys.readouterr().err
+    assert "is not fetched yet, so only the device is checked" in heard
+    assert "device 'cuda:77', but t" in heard
+
+
+def test_check_config_refuses_what_names_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-config", "--model", "smollm2-135m-instrukt"]) == os.EX_UNAVAILABLE
+    assert "model_unavailable: 'smollm2-135m-instrukt' is no path" in capsys.readouterr().err
+
+
 def test_a_model_that_cannot_be_had_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pull", "/nonexistent.gguf"]) == os.EX_UNAVAILABLE
     assert "model_unavailable" in capsys.readouterr().err

@@ -271,6 +271,19 @@ async def test_a_body_that_is_too_large_is_refused(served: Served) -> None:
     assert (await served.get("/ready"))[0] == 200
 
 
+async def test_an_unknown_field_is_ignored_and_said(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for path, body in [
+        ("/v1/completions", {"prompt": [5], "max_tokens": 1, "temperatur": 0}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "usr": "u"}),
+        ("/tokenize", {"prompt": "a", "promptt": ""}),
+        ("/detokenize", {"tokens": [5], "token": 5}),
+    ]:
+        assert (await served.post(path, body))[0] == 200
+    said = [record.getMessage() for record in caplog.records if "is not known here" in record.getMessage()]
+    assert [line.split("'")[1] for line in said] == ["temperatur", "usr", "promptt", "token"]
+
+
 async def test_an_unknown_path_or_method_is_an_error_object_too(served: Served) -> None:
     status, answer = await served.post("/v2/completions", {})
     assert (status, answer["error"]["code"]) == (404, "unknown_route")

@@ -167,8 +167,9 @@ def test_under_load_counters_never_run_backwards_from_one_to_the_other(
 
 
 def test_under_load_a_frame_agrees_with_itself(client: Client, load: Callable[..., None]) -> None:
-    load(4)
+    load(4, max_tokens=900)
     until(lambda: client.stats().figures["num_requests_running"] == 4)
+    num_compared = 0
     for _ in range(3):
         frame = published(client)
         blocks, figures = frame.blocks, frame.figures
@@ -180,10 +181,16 @@ def test_under_load_a_frame_agrees_with_itself(client: Client, load: Callable[..
         assert sum(blocks.fills[block] for block in used) == figures["num_live_tokens"]
         named = [block for row in frame.requests for block in row.block_table]
         assert {block: named.count(block) for block in used} == {block: blocks.ref_counts[block] for block in used}
-        assert sum(row.num_scheduled_tokens for row in frame.requests) == figures["num_scheduled_tokens"]
+        # A request that ended in the last step had tokens in it and has no row any more.
+        num_in_rows = sum(row.num_scheduled_tokens for row in frame.requests)
+        assert num_in_rows <= (figures["num_scheduled_tokens"] or 0)
+        if len(frame.requests) == 4:
+            assert num_in_rows == figures["num_scheduled_tokens"]
+            num_compared += 1
         assert figures["inter_token_seconds_p50"] is not None
         assert frame.machine is not None
         assert frame.machine.memory_total_bytes == figures["host_memory_total_bytes"]
+    assert num_compared, "the load ended too soon"
 
 
 def one_instant(daemon: RunningDaemon) -> tuple[StatsFrame, dict[str, float]]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pagedd.client.endpoints import Endpoints
+from pagedd.client.sync import Client
 from pagedd.daemon.http_connection import max_connections
 from pagedd.daemon.server import how_to_talk
 
@@ -63,6 +64,15 @@ def test_sockets_answer_while_the_model_loads_and_systemd_hears_how_far_it_is(st
     heard = daemon.notified()
     assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in heard)
     assert "READY=1" not in heard
+
+
+def test_a_client_waits_for_the_model_and_then_gets_its_answer(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    may_be_ready = tmp_path / "ready"
+    daemon = start_daemon(fake_engine=True, environ={"FAKE_ENGINE_LOAD": f"until:{may_be_ready}"})
+    daemon.wait_until(lambda daemon: daemon.get("/health")[0] == 200)
+    with Client(daemon.endpoints.directory, on_load_wait=may_be_ready.touch) as client:
+        done = client.generate(prompt_token_ids=[5], max_tokens=2).result()
+    assert done.choices[0].token_ids == [6, 7]
 
 
 def test_systemd_hears_once_that_the_daemon_is_ready(start_daemon: StartDaemon) -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from pagedd.engine.config import EngineConfig
+from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.create import _kv_form, create_runner
 from pagedd.engine.errors import EngineError
 from pagedd.engine.model.cpu_decoder import KV_FORMS
-from pagedd.engine.model.load import LoadedModel
+from pagedd.engine.model.load import LoadedModel, check_loadable
+from pagedd.engine.model.safetensors import SafetensorsCheckpoint
 
 CPU = torch.device("cpu")
 
@@ -78,9 +80,9 @@ def test_an_unknown_form_of_the_cache_is_refused_with_those_there_are(folder) ->
         make(folder, num_blocks=2, kv_cache_dtype="int3")
 
 
-def test_a_form_that_only_torch_reads_is_refused_where_the_cpp_decoder_serves(folder) -> None:
+def test_a_form_that_only_torch_reads_is_refused_where_the_cpp_decoder_serves() -> None:
     with pytest.raises(EngineError, match=r"kv_cache_dtype 'fp16', .* float32, bf16, int8, fp8, k8v4, int4;"):
-        _kv_form("fp16", loaded_with(kv_forms=KV_FORMS))
+        refuse_unfit(EngineConfig(model="m", kv_cache_dtype="fp16"), 64, KV_FORMS)
 
 
 def test_a_form_that_quantizes_whole_blocks_is_refused_in_small_ones(folder) -> None:
@@ -91,7 +93,7 @@ def test_a_form_that_quantizes_whole_blocks_is_refused_in_small_ones(folder) -> 
 def test_the_form_of_the_cache_follows_the_weights_unless_it_is_asked_for() -> None:
     assert _kv_form("auto", loaded_with(has_quantized_weights=True)).name == "int8"
     assert _kv_form("auto", loaded_with(has_quantized_weights=False)).name == "bf16"
-    assert _kv_form("float32", loaded_with(has_quantized_weights=True, kv_forms=KV_FORMS)).name == "float32"
+    assert _kv_form("float32", loaded_with(has_quantized_weights=True)).name == "float32"
 
 
 def loaded_with(**attributes) -> LoadedModel:
@@ -101,6 +103,29 @@ def loaded_with(**attributes) -> LoadedModel:
 def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:
     with pytest.raises(EngineError, match=r"invalid_setting: max_model_len 65, the model's own context is 64"):
         make(folder, max_model_len=65)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_model_len": 65},
+        {"kv_cache_dtype": "int3"},
+        {"kv_cache_dtype": "int4", "block_size": 8},
+        {"weight_dtype": "int8", "dtype": "float16"},
+        {"device": "tpu"},
+    ],
+)
+def test_what_does_not_fit_is_refused_in_the_same_words_before_a_weight_is_read(folder, monkeypatch, wrong) -> None:
+    def read(*arguments: object) -> None:
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr(SafetensorsCheckpoint, "get", read)
+    with pytest.raises(EngineError) as at_load:
+        make(folder, **wrong)
+    with pytest.raises(EngineError) as when_checked:
+        check_loadable(EngineConfig(**{"model": str(folder), "device": "cpu", "dtype": "float32", **wrong}))
+    assert str(when_checked.value) == str(at_load.value)
+    check_loadable(EngineConfig(model=str(folder), device="cpu", max_model_len=64))
 
 
 def test_an_unknown_backend_is_refused(folder, monkeypatch) -> None:

@@ -28,13 +28,12 @@ class Bench:
             kv_usage=self._kv_usage,
             kv_cache_dtype=form,
             max_num_batched_tokens=64,
-            texts=texts if texts is None else [[1]],
             choices=None if texts is None else [1] * wrong + [0] * (100 - wrong),
         )
 
 
 def run(config: EngineConfig, bench: Bench) -> tuple[Tuning, list[Tried]]:
-    tuning = Tuning(config, bench.attempt, is_gpu=False)
+    tuning = Tuning(config, bench.attempt, [[1]], is_gpu=False)
     return tuning, list(tuning.run())
 
 
@@ -48,7 +47,7 @@ def test_settings_that_are_right_stay_as_they_are() -> None:
     assert kept(tried) == []
     assert [one.step for one in tried] == ["as configured", "prefix caching", *["block size"] * 2, *["seats"] * 2] + [
         "KV form"
-    ] * 4
+    ] * 5
 
 
 def test_each_step_starts_from_what_the_one_before_kept() -> None:
@@ -93,19 +92,35 @@ def test_what_was_better_by_chance_is_not_kept() -> None:
 
 
 def test_a_quicker_form_is_chosen_only_if_it_chooses_as_16_bits_do() -> None:
-    speeds = {"auto": 100.0, "bf16": 90.0, "fp8": 150.0, "int8": 100.0, "int4": 200.0}
+    speeds = {"auto": 100.0, "bf16": 90.0, "fp8": 150.0, "int8": 100.0, "k8v4": 100.0, "int4": 200.0}
     bench = Bench(lambda config: speeds[config.kv_cache_dtype], agreements={"int4": 20, "fp8": 5, "int8": 1})
     tuning, tried = run(EngineConfig(model="m"), bench)
     assert tuning.changes == {"kv_cache_dtype": "fp8"}
     assert "80.0 % as 16 bits, 92 % wanted" in [one.note for one in tried]
 
 
+def test_a_form_that_misses_its_bar_by_chance_stays() -> None:
+    bench = Bench(lambda config: 100.0, agreements={"int8": 5})  # of a hundred, where 3 are usual
+    assert run(EngineConfig(model="m"), bench)[0].changes == {}
+
+
+def test_what_holds_is_measured_anew_beside_each_step_on_a_machine_that_gets_slower() -> None:
+    class Tired(Bench):
+        def attempt(self, config: EngineConfig, texts: list[list[int]] | None) -> TrialResult:
+            result = super().attempt(config, texts)
+            result.output_tokens_per_s = 1000.0 * 0.9**self.num_trials
+            return result
+
+    _, tried = run(EngineConfig(model="m"), Tired(lambda config: 100.0))
+    assert min(one.gain for one in tried if one.gain is not None) > 0.5
+
+
 def test_a_form_that_holds_and_errs_too_often_gives_way_even_to_a_slower_one() -> None:
-    speeds = {"auto": 100.0, "bf16": 90.0, "fp8": 80.0, "int8": 100.0, "int4": 200.0}
+    speeds = {"auto": 100.0, "bf16": 90.0, "fp8": 80.0, "int8": 100.0, "k8v4": 80.0, "int4": 200.0}
     bench = Bench(lambda config: speeds[config.kv_cache_dtype], agreements={"int4": 20, "fp8": 9, "int8": 8})
     assert run(EngineConfig(model="m"), bench)[0].changes == {"kv_cache_dtype": "bf16"}
 
 
 def test_settings_that_cannot_be_tried_at_all_end_it() -> None:
-    tuning = Tuning(EngineConfig(model="m"), lambda config, texts: TrialResult(error="no memory"), is_gpu=False)
+    tuning = Tuning(EngineConfig(model="m"), lambda config, texts: TrialResult(error="no memory"), [], is_gpu=False)
     assert [one.note for one in tuning.run()] == ["no memory"]

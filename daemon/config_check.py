@@ -1,0 +1,51 @@
+"""Whether settings can serve, as far as device and model tell before anything is loaded: for `pagedd check-config`.
+
+Owns the child process that looks (`config_check_process.py`): the engine's words need torch, which this side never has.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.models import find_weights
+from pagedd.engine.config import EngineConfig
+
+_TIMEOUT_S = 120.0
+
+
+class Question(msgspec.Struct, kw_only=True):
+    """`has_model` is False when the weights are not there, so that only the device can be looked at."""
+
+    config: EngineConfig
+    has_model: bool
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """`code` is empty when nothing is wrong."""
+
+    code: str = ""
+    message: str = ""
+
+
+def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None:
+    """Fetches nothing; `report` hears what is not looked at. Raises `PageddError` with what the engine would refuse."""
+    weights = find_weights(config.model)
+    if weights is None:
+        report(f"{config.model} is not fetched yet, so only the device is checked (pagedd pull fetches it)")
+    question = Question(config=config.to_engine_config(str(weights)), has_model=weights is not None)
+    command = [sys.executable, "-P", "-m", "pagedd.daemon.config_check_process"]
+    try:
+        child = subprocess.run(
+            command, input=msgspec.json.encode(question), stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=True
+        )
+    except subprocess.TimeoutExpired:
+        raise PageddError("internal", f"the check takes over {_TIMEOUT_S:.0f} s; does the device answer?") from None
+    except subprocess.CalledProcessError as error:
+        raise PageddError("internal", f"the check ended with status {error.returncode}; its log is above") from None
+    verdict = msgspec.json.decode(child.stdout, type=Verdict)
+    if verdict.code:
+        raise PageddError(verdict.code, verdict.message)
