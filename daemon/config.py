@@ -135,7 +135,9 @@ class DaemonConfig:
     )
     http_host: str = setting("127.0.0.1", "Loopback address for http_port.")
     api_key_file: Path | None = setting(  # noqa: RUF009 (as above)
-        None, "File with the API keys that TCP clients must show: `KEY` or `NAME KEY`, one a line.", none="off"
+        None,
+        "File with the API keys that TCP clients must show, one a line as `pagedd hash-key NAME` prints it.",
+        none="off",
     )
     # The process
     drain_seconds: float = setting(
