@@ -144,7 +144,7 @@ class DaemonConfig:
         5.0, "How long running requests may go on after the signal to stop.", minimum=0, maximum=3600
     )
     step_timeout_seconds: float = setting(
-        120.0, "A step of the engine that takes longer hangs: another engine is started.", minimum=1, maximum=86_400
+        120.0, "A step of the engine that takes longer hangs: another engine is started.", minimum=5, maximum=86_400
     )
     load_timeout_seconds: float = setting(
         1800.0, "So long may one part of the engine's load take, a first compilation too.", minimum=1, maximum=86_400

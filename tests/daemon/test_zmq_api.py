@@ -153,9 +153,14 @@ async def test_a_client_cancels_its_own_requests_and_no_other(served: Served) ->
 async def test_a_cancel_right_behind_its_request_ends_it(served: Served) -> None:
     served.host.reply = lambda request: None
     async with served.client() as client:
-        await client.say(prompt())
+        await client.say(prompt(sampling=Sampling(n=2)))
         await client.say(Cancel(id="c", target="a"))
-        assert isinstance(await client.hear_end(), Done)
+        end = await client.hear_end()
+        assert isinstance(end, Done)
+        assert [(choice.index, choice.text, choice.finish_reason) for choice in end.choices] == [
+            (0, "", "abort"),
+            (1, "", "abort"),
+        ]
         assert await client.hear() == Ok(id="c")
     await until(lambda: not served.host.live)
 

@@ -192,7 +192,7 @@ def engine_pid(service: Machine) -> str:
 def test_an_engine_that_stands_still_is_replaced_by_the_front_and_a_front_by_systemd(
     service: Machine, model_gguf: Path
 ) -> None:
-    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf) + "step_timeout_seconds = 4\n")
+    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf) + "step_timeout_seconds = 5\n")
     service.write("/etc/systemd/system/pagedd.service.d/watchdog.conf", "[Service]\nWatchdogSec=4\n")
     service.run("systemctl", "daemon-reload")
     service.run("systemctl", "start", "pagedd", timeout_s=120)
