@@ -87,9 +87,11 @@ def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:
 
 
 def _key(where: str, line: str) -> ApiKey:
+    names: list[str] = []
+    scopes: list[str] = []
     match line.split():
         case [shown]:
-            names, scopes = [], []
+            pass
         case [name, shown, *scopes]:
             names = [name]
     if scopes not in ([], ["admin"]) or not all(_NAME.fullmatch(name) for name in names):

@@ -61,9 +61,10 @@ class Faults:
         self._signal_engine(signal.SIGCONT)
 
     async def engine_hangs(self) -> None:
-        """The daemon has to end it."""
+        """The daemon has to end it, unless it was loading, which has a limit of its own: then it goes on."""
         self._signal_engine(signal.SIGSTOP)
         await asyncio.sleep(1.5 * self._hung_s)
+        self._signal_engine(signal.SIGCONT)
 
     async def sleep_and_wake(self) -> None:
         async with AsyncClient(self._endpoints.directory) as client:

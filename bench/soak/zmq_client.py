@@ -109,7 +109,7 @@ class ZmqClient:
         draw = self._draw
         request_id = f"{self._name}.{next(self._ids)}"
         sampling = Sampling(
-            max_tokens=draw.choice((1, 8, 32, 96)),
+            max_tokens=draw.choice((1, 4, 16, 48)),
             temperature=draw.choice((0.0, 1.0)),
             n=draw.choice((1, 1, 1, 2)),
             stop=draw.choice(([], ["\n"])),

@@ -1,17 +1,8 @@
-"""The soak: its rules see what is wrong, and a short one passes against the real daemon."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
+"""The rules of the soak see what is wrong."""
 
 from pagedd.bench.soak.__main__ import Held
 from pagedd.bench.soak.ledger import Ends, Ledger
 from pagedd.bench.soak.log_lines import unexplained
-
-SOAK = (sys.executable, "-P", "-m", "pagedd.bench.soak")
 
 
 def test_each_request_has_one_end_and_nothing_comes_after_it() -> None:
@@ -67,15 +58,3 @@ def test_a_descriptor_or_a_process_that_stays_is_told() -> None:
         "num_descriptors: 30 before, 31 after, 0 allowed",
         "num_children: 3 before, 4 after, 0 allowed",
     ]
-
-
-@pytest.mark.slow
-def test_a_short_soak_of_the_real_daemon_finds_nothing(model_gguf: Path, tmp_path: Path) -> None:
-    finished = subprocess.run(
-        [*SOAK, "--seconds", "30", "--interval", "2", "--model", str(model_gguf)],
-        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
