@@ -65,6 +65,10 @@ bench-cases: $(STAMP) $(PLOTS)  ## rerun three published comparisons with each m
 bench-peers: $(STAMP)  ## measure pagedd against the servers in PEERS=DIR, in turn, three rounds (ARGS="--rounds 1")
 	@$(VENV)/bin/python -P -m pagedd.bench.serving --peers "$(or $(PEERS),$(error give the folder of the peers: make bench-peers PEERS=DIR))" $(ARGS)
 
+.PHONY: soak
+soak: kernels  ## half an hour of random clients and faults against a real daemon (ARGS="--seconds 300 --seed 2")
+	@$(VENV)/bin/python -P -m pagedd.bench.soak $(ARGS)
+
 .PHONY: screenshots
 screenshots: $(STAMP)  ## draw the README's pictures of pagetop from its demo into docs/
 	@$(VENV)/bin/python -P scripts/screenshots.py docs

@@ -1,7 +1,13 @@
-"""The keys that TCP clients show, and the names that stand for them in logs, statistics and quotas."""
+"""The keys that TCP clients show, and the names that stand for them in logs, statistics and quotas.
+
+The file may hold a key's SHA-256 instead of the key, and then whoever reads the file cannot use it. Without salt and
+rounds, because a key is drawn, not thought of: `hash_line` refuses what could be guessed.
+"""
 
 import difflib
 import hashlib
+import hmac
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,30 +15,63 @@ from pathlib import Path
 
 from pagedd.client.errors import PageddError
 
+log = logging.getLogger(__name__)
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HASHED = re.compile(r"sha256:([0-9a-fA-F]{64})")
+# 96 bits, if each character is a hexadecimal digit.
+_MIN_KEY_CHARS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`name` is the file's, else a digest's beginning, which does not give the key away. Several keys may share one."""
+    """`name` is the file's, else a digest's beginning, which does not give the key away. Several keys may share one.
 
-    secret: bytes = field(repr=False)
+    `digest` is the key's SHA-256. `is_admin`: it may do what root may over the HTTP socket.
+    """
+
+    digest: bytes = field(repr=False)
     name: str
+    is_admin: bool = False
 
 
 def read_api_keys(path: Path) -> list[ApiKey]:
-    """`KEY` or `NAME KEY`, one a line; blank lines and those that begin with # are left out.
+    """`KEY`, `NAME KEY` or `NAME KEY admin`, one a line; KEY is the key, or `sha256:` and its digest in hexadecimal.
 
-    Raises `PageddError("invalid_setting")`.
+    Blank lines and those that begin with # are left out. The log warns of keys that are not hashed. Raises
+    `PageddError("invalid_setting")`.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _invalid(f"api_key_file {path}: {error}") from error
-    keys = [_key(path, number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
+    lines = {number: line for number, line in lines.items() if line and not line.startswith("#")}
+    keys = [_key(f"api_key_file {path}, line {number}", line) for number, line in lines.items()]
     if not keys:
         raise _invalid(f"api_key_file {path} holds no key; write one a line")
+    if num_plain := sum(_HASHED.search(line) is None for line in lines.values()):
+        log.warning("%s holds %d keys that are not hashed; `pagedd hash-key` makes the line to write", path, num_plain)
     return keys
+
+
+def find_key(keys: Iterable[ApiKey], shown: str) -> ApiKey | None:
+    """The first of `keys` that is `shown`. All are compared, in a time that does not tell which one is near."""
+    digest = _sha256(shown)
+    matching = [key for key in keys if hmac.compare_digest(key.digest, digest)]
+    return matching[0] if matching else None
+
+
+def hash_line(key: str, *words: str) -> str:
+    """The line for `key` in the file, `words` being name and scope. Raises `PageddError("invalid_setting")`."""
+    if len(key) < _MIN_KEY_CHARS or key != "".join(key.split()):
+        raise _invalid(
+            f"a key of {len(key)} characters: it has at least {_MIN_KEY_CHARS} and no blank; `openssl rand -hex 24` "
+            "makes one"
+        )
+    line = " ".join((*words[:1], f"sha256:{_sha256(key).hex()}", *words[1:]))
+    _key("the line", line)
+    return line
 
 
 def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:
@@ -47,13 +86,25 @@ def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:
             )
 
 
-def _key(path: Path, number: int, line: str) -> ApiKey:
-    *names, secret = line.split()
-    if len(names) > 1 or not all(_NAME.fullmatch(name) for name in names):
-        raise _invalid(
-            f"api_key_file {path}, line {number}: it is KEY or NAME KEY, a name 1 to 64 letters, digits or _.-"
-        )
-    return ApiKey(secret.encode(), names[0] if names else hashlib.sha256(secret.encode()).hexdigest()[:12])
+def _key(where: str, line: str) -> ApiKey:
+    names: list[str] = []
+    scopes: list[str] = []
+    match line.split():
+        case [shown]:
+            pass
+        case [name, shown, *scopes]:
+            names = [name]
+    if scopes not in ([], ["admin"]) or not all(_NAME.fullmatch(name) for name in names):
+        raise _invalid(f"{where}: it is KEY, NAME KEY or NAME KEY admin, a name 1 to 64 letters, digits or _.-")
+    hashed = _HASHED.fullmatch(shown)
+    if hashed is None and shown.startswith("sha256:"):
+        raise _invalid(f"{where}: after sha256: come 64 hexadecimal digits; `pagedd hash-key` makes the line")
+    digest = bytes.fromhex(hashed[1]) if hashed is not None else _sha256(shown)
+    return ApiKey(digest, names[0] if names else digest.hex()[:12], is_admin=bool(scopes))
+
+
+def _sha256(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _invalid(message: str) -> PageddError:

@@ -15,12 +15,13 @@ _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One peer. On a Unix socket `uid`, `gid` and `pid` are set; over TCP only `key_id`, a public digest of the key."""
+    """One peer. On a Unix socket `uid`, `gid` and `pid` are set; over TCP `key_id`, the key's name, and its scope."""
 
     uid: int | None = None
     gid: int | None = None
     pid: int | None = None
     key_id: str | None = None
+    has_admin_key: bool = False
 
     @property
     def tag(self) -> str:
@@ -34,8 +35,8 @@ class Caller:
 
     @property
     def is_admin(self) -> bool:
-        """Root, and the user that the daemon runs as."""
-        return self.uid is not None and self.uid in (0, os.geteuid())
+        """Root, the user that the daemon runs as, and who shows a key with that scope."""
+        return self.has_admin_key or (self.uid is not None and self.uid in (0, os.geteuid()))
 
     def may_see(self, tag: str | None) -> bool:
         """Whether texts of the callers with that `tag` are for this one's eyes. `None` is nobody's in particular."""

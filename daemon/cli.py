@@ -19,6 +19,7 @@ usage: pagedd [FLAGS]                 serve a model (pagedd --help lists the fla
        pagedd tune [FLAGS]            try settings on the model and a load; print what each is worth
        pagedd check-config [FLAGS]    print every setting and its origin; check that they can serve
        pagedd config-table            print the settings as a Markdown table
+       pagedd hash-key [NAME [admin]] print the line of api_key_file for the key on standard input
        pagedd version
 """
 
@@ -114,6 +115,16 @@ def config_table(argv: list[str]) -> int:
     return 0
 
 
+def hash_key(argv: list[str]) -> int:
+    from getpass import getpass
+
+    from pagedd.daemon.api_keys import hash_line
+
+    key = getpass("key: ") if sys.stdin.isatty() else sys.stdin.readline()
+    print(hash_line(key.strip(), *argv))
+    return 0
+
+
 def version(argv: list[str]) -> int:
     from importlib.metadata import version as installed_version
 
@@ -127,6 +138,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "tune": tune,
     "check-config": check_config,
     "config-table": config_table,
+    "hash-key": hash_key,
     "version": version,
 }
 

@@ -141,14 +141,16 @@ class DaemonConfig:
     )
     http_host: str = setting("127.0.0.1", "Loopback address for http_port.")
     api_key_file: Path | None = setting(  # noqa: RUF009 (as above)
-        None, "File with the API keys that TCP clients must show: `KEY` or `NAME KEY`, one a line.", none="off"
+        None,
+        "File with the API keys that TCP clients must show, one a line as `pagedd hash-key NAME` prints it.",
+        none="off",
     )
     # The process
     drain_seconds: float = setting(
         5.0, "How long running requests may go on after the signal to stop.", minimum=0, maximum=3600
     )
     step_timeout_seconds: float = setting(
-        120.0, "A step of the engine that takes longer hangs: another engine is started.", minimum=4, maximum=86_400
+        120.0, "A step of the engine that takes longer hangs: another engine is started.", minimum=5, maximum=86_400
     )
     load_timeout_seconds: float = setting(
         1800.0, "So long may one part of the engine's load take, a first compilation too.", minimum=1, maximum=86_400

@@ -93,6 +93,10 @@ class StepDone(msgspec.Struct, tag="step"):
     preemptions: list[Preemption] = []
 
 
+# The front ends an engine that says nothing for long (`engine_watch.py`).
+IDLE_INTERVAL_S = 1.0
+
+
 class Idle(msgspec.Struct, tag="idle"):
     """There is no work, and the loop is alive."""
 

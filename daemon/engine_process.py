@@ -23,6 +23,7 @@ import zmq
 from pagedd.daemon import fatal_trace, logs
 from pagedd.daemon.engine_link import (
     CLOSE_LIMIT_S,
+    IDLE_INTERVAL_S,
     Abort,
     Add,
     Answer,
@@ -65,8 +66,6 @@ LOAD_FAILED_STATUS = 3
 CRASH_STATUS = 70
 
 _LOADING_INTERVAL_S = 0.05
-# The front ends an engine that says nothing for long (`engine_watch.py`).
-_IDLE_INTERVAL_MS = 1000
 # How long a last message may take to leave before the process goes.
 _FAREWELL_MS = 2000
 
@@ -177,7 +176,7 @@ def obey(link: Link, engine: EngineLike) -> bool:
 def _patience_ms(engine: EngineLike) -> int:
     """Until an idle engine has to do something by itself."""
     due_s = engine.idle_work_due_s
-    return _IDLE_INTERVAL_MS if due_s is None else min(_IDLE_INTERVAL_MS, math.ceil(1000 * due_s))
+    return math.ceil(1000 * (IDLE_INTERVAL_S if due_s is None else min(IDLE_INTERVAL_S, due_s)))
 
 
 def _carry_out(message: ToEngine, link: Link, engine: EngineLike) -> bool:

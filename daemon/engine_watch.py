@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_link import IDLE_INTERVAL_S
 
 TICK_S = 0.5
 # A step that takes this share of its limit is told to clients, who may then wait with the next request.
 _STALL_SHARE = 0.25
-# An idle engine speaks once a second (`engine_process.py`): one late word is no stall.
-_LEAST_STALL_S = 2.5
+# With a small limit, the share alone would take an idle engine for one that stalls.
+_MIN_STALLED_S = 2.5 * IDLE_INTERVAL_S
 # A front that was itself held up has not seen what the engine said meanwhile.
 _MAX_TICK_S = 2 * TICK_S
 
@@ -31,7 +32,7 @@ class SilenceLimits:
     @classmethod
     def of(cls, config: DaemonConfig) -> "SilenceLimits":
         return cls(
-            stalled_s=max(_LEAST_STALL_S, _STALL_SHARE * config.step_timeout_seconds),
+            stalled_s=max(_MIN_STALLED_S, _STALL_SHARE * config.step_timeout_seconds),
             hung_s=config.step_timeout_seconds,
             load_s=config.load_timeout_seconds,
         )

@@ -5,7 +5,6 @@ Owns routes, who may call, and errors as HTTP. Generation is `http_generate.py`'
 """
 
 import asyncio
-import hmac
 import logging
 import math
 import socket
@@ -20,7 +19,7 @@ from pagedd.client.endpoints import Endpoints
 from pagedd.client.errors import ERROR_KINDS, PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.activation import Inherited
-from pagedd.daemon.api_keys import ApiKey, check_names, read_api_keys
+from pagedd.daemon.api_keys import ApiKey, check_names, find_key, read_api_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
@@ -76,6 +75,8 @@ ROUTES = (
     Route("GET", "/health", "health", "200 as long as the daemon lives, with the engine's state; needs no key."),
     Route("GET", "/ready", "ready", "200 when a request would be taken, else 503 with the reason; needs no key."),
     Route("GET", "/metrics", "metrics", "Figures for Prometheus."),
+    Route("POST", "/sleep", "sleep", "Administrators: end the engine process, when its requests have ended."),
+    Route("POST", "/wake_up", "wake_up", "Administrators: start the engine process again, as the next request would."),
 )
 # They tell nothing about anyone's requests, and monitors have no keys.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -101,15 +102,27 @@ class HttpApi:
 
         Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key.
         """
-        if self._config.api_key_file is not None:
-            self._keys = read_api_keys(self._config.api_key_file)
-            check_names(self._config.quota.key, self._keys)
+        self._keys = self._read_keys()
         if self._inherited_fd is not None:
             await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd))
         else:
             await self._serve(self._unix_door, _bind_unix(self._path))
         if self._config.http_port is not None:
             await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
+
+    def reload_keys(self) -> None:
+        """Takes over the key file as it is now; one that is wrong changes nothing. Raises nothing."""
+        try:
+            self._keys = self._read_keys()
+        except PageddError as error:
+            log.error("the API keys stay as they are: %s", error)
+
+    def _read_keys(self) -> list[ApiKey]:
+        if self._config.api_key_file is None:
+            return []
+        keys = read_api_keys(self._config.api_key_file)
+        check_names(self._config.quota.key, keys)
+        return keys
 
     async def close(self) -> None:
         """Stops listening, gives the answers under way a moment to leave, and removes the socket."""
@@ -164,10 +177,9 @@ class HttpApi:
             return Caller(key_id="none")
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            # All are compared, so that the time taken does not tell which one is near.
-            matching = [key for key in self._keys if hmac.compare_digest(key.secret, shown.strip().encode())]
-            if matching:
-                return Caller(key_id=matching[0].name)
+            key = find_key(self._keys, shown.strip())
+            if key is not None:
+                return Caller(key_id=key.name, has_admin_key=key.is_admin)
         raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
 
 
@@ -273,6 +285,16 @@ class _Handlers:
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
+    async def sleep(self, request: web.Request) -> web.Response:
+        _check_admin(request)
+        await self._service.sleep()
+        return _json({"status": "sleeping"})
+
+    async def wake_up(self, request: web.Request) -> web.Response:
+        _check_admin(request)
+        self._service.host.wake()
+        return _json({"status": "waking"})
+
     async def _generate(
         self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str, schema: type[CommonBody]
     ) -> web.StreamResponse:
@@ -297,6 +319,12 @@ class _Handlers:
     def _max_model_len(self) -> int:
         info = self._service.host.info
         return info.max_model_len if info is not None else self._service.served_model().prepared.context_length
+
+
+def _check_admin(request: web.Request) -> None:
+    caller = request[_CALLER]
+    if not caller.is_admin:
+        raise PageddError("forbidden", f"{caller.name} is neither root nor the daemon's own user nor an admin key")
 
 
 async def _body(request: web.Request) -> bytes:

@@ -207,7 +207,10 @@ class LiveRequest:
             completion_tokens=self.num_output_tokens,
             cached_tokens=self.num_cached_tokens,
         )
-        choices = [choice.finished() for choice in self._choices]
+        # One that was cancelled before its texts were opened has as many choices as any other.
+        choices = [choice.finished() for choice in self._choices] or [
+            Choice(index=index, text="", token_ids=[], finish_reason="abort") for index in range(self.num_choices)
+        ]
         return Done(id=self.id, request_id=self.request_id, model=self.model, choices=choices, usage=usage)
 
 

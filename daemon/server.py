@@ -95,10 +95,8 @@ class Daemon:
         registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
         registry.register(AdviceCollector(lambda: self._service.doctor.advice(self._host.info)))
-        self._apis: list[HttpApi | ZmqApi] = [
-            HttpApi(self._service, config, endpoints, inherited),
-            ZmqApi(self._service, endpoints, inherited),
-        ]
+        self._http = HttpApi(self._service, config, endpoints, inherited)
+        self._apis: list[HttpApi | ZmqApi] = [self._http, ZmqApi(self._service, endpoints, inherited)]
         self._reloader = Reloader(
             config,
             read_config,
@@ -234,6 +232,7 @@ class Daemon:
             return
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         self._reloader.reload()
+        self._http.reload_keys()
         systemd.notify("READY=1" if self._was_ready else f"STATUS={self._host.describe()}")
 
     def _set_log_level(self, config: DaemonConfig) -> None:

@@ -13,6 +13,7 @@ from pagedd.client.protocol import encode
 from pagedd.daemon import activation
 from pagedd.daemon.runtime_dir import REQUESTS_MODE
 from pagedd.daemon.service import Service
+from pagedd.daemon.zmq_connections import ConnectionMonitor
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,21 @@ class StatsFeed:
         self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER)
         # A subscription is short; nothing else is expected from this side.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)
+        self._monitor = ConnectionMonitor(self._socket, path)
         activation.bind(self._socket, path, REQUESTS_MODE, inherited)
         self._loop.add_reader(self._socket.fileno(), self._read_subscriptions)
+        self._loop.add_reader(self._monitor.fileno(), self._monitor.read)
         # A descriptor tells of what comes after the last look, so there must be a first one.
         self._read_subscriptions()
+        self._monitor.read()
         self._publisher = self._loop.create_task(self._publish(), name="stats feed")
 
     async def close(self) -> None:
         self._publisher.cancel()
         await asyncio.wait([self._publisher])
         self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(self._monitor.fileno())
+        self._monitor.close()
         self._socket.close(linger=0)
 
     async def _publish(self) -> None:

@@ -14,16 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from pagedd.client.protocol import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Pong, encode
 from pagedd.daemon import activation
 from pagedd.daemon.caller import Caller, caller_of_address
+from pagedd.daemon.zmq_connections import ConnectionMonitor
 
 log = logging.getLogger(__name__)
 
 # What libzmq holds for a peer that reads slowly; beyond it the backlog here begins.
 _SEND_HIGH_WATER = 1000
+# What libzmq reads ahead of a peer, in messages of up to `MAX_MESSAGE_BYTES`; beyond it the peer has to wait.
+_RECEIVE_HIGH_WATER = 16
 MAX_BACKLOG_BYTES = 4 << 20
 _RETRY_S = 0.02
 # A pipe is taken down some time after the monitor event, so one probe would often be too early.
@@ -86,9 +88,10 @@ class RouterSocket:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER)
+        self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER)
         # libzmq drops the connection of whoever sends more.
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = ConnectionMonitor(self._socket, path)
         activation.bind(self._socket, path, mode, inherited)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
@@ -134,8 +137,7 @@ class RouterSocket:
         for handle in (self._turn, self._retry, *self._probes):
             if handle is not None:
                 handle.cancel()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        self._monitor.close()
         left_s = max(0.0, deadline_s - self._loop.time())
         self._socket.close(linger=int(left_s * 1000))
 
@@ -206,12 +208,7 @@ class RouterSocket:
     # Noticing the end of a peer
 
     def _on_monitor(self) -> None:
-        lost = False
-        with suppress(zmq.Again):
-            while True:
-                recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                lost = True
-        if lost:
+        if self._monitor.read():
             for handle in self._probes:
                 handle.cancel()
             self._probes = [self._loop.call_later(delay_s, self._probe) for delay_s in _PROBE_DELAYS_S]

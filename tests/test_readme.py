@@ -51,7 +51,7 @@ def test_the_settings_that_it_shows_are_rows_of_the_whole_table() -> None:
 
 
 def test_every_file_that_a_page_names_exists() -> None:
-    for page in ("README.md", "ARCHITECTURE.md"):
+    for page in ("README.md", "ARCHITECTURE.md", "SECURITY.md"):
         text = (ROOT / page).read_text()
         linked = re.findall(r"\]\(([\w./-]+)\)", text)
         named = re.findall(r"`((?:client|daemon|engine|kernels|tui|bench|scripts|tests|systemd|docs)/[\w./-]*)`", text)

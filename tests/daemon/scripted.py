@@ -303,6 +303,7 @@ class Served:
     host: ScriptedHost
     service: Service
     endpoints: Endpoints
+    http_api: HttpApi
     http: aiohttp.ClientSession
     context: zmq.asyncio.Context
 
@@ -368,13 +369,14 @@ async def serving(
     service = Service(config, host)
     if has_model:
         service.set_model(write_model(folder / "model"))
-    apis = [HttpApi(service, config, endpoints, inherited), ZmqApi(service, endpoints, inherited)]
+    http_api = HttpApi(service, config, endpoints, inherited)
+    apis = [http_api, ZmqApi(service, endpoints, inherited)]
     for api in apis:
         await api.start()
     context = zmq.asyncio.Context()
     try:
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(endpoints.http), limit=0)) as http:
-            yield Served(host, service, endpoints, http, context)
+            yield Served(host, service, endpoints, http_api, http, context)
     finally:
         await service.close()
         for api in apis:

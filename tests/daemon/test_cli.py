@@ -1,5 +1,6 @@
 """The `pagedd` command: what it prints and the statuses it ends with."""
 
+import io
 import os
 import re
 import subprocess
@@ -106,6 +107,16 @@ def test_every_status_belongs_to_a_code_of_the_table() -> None:
 def test_version_names_the_program(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([argument]) == 0
     assert re.fullmatch(r"pagedd \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_hash_key_prints_a_line_for_the_key_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("0123456789abcdef01234567\n"))
+    assert cli.main(["hash-key", "laptop"]) == 0
+    assert capsys.readouterr().out == (
+        "laptop sha256:8865fea8edb697169ac2b4f5e6339e16439381033640eeb4f55edbad9bdc2d3d\n"
+    )
 
 
 def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -446,6 +446,35 @@ async def test_tcp_refuses_a_page_that_was_sent_here_under_another_name(tcp: tup
         assert response.status == 403
 
 
+async def test_only_administrators_put_the_engine_to_sleep(tcp: tuple[Served, str]) -> None:
+    served, url = tcp
+    (served.endpoints.directory.parent / "keys").write_text("laptop first-key\nowner third-key admin\n")
+    served.http_api.reload_keys()
+    async with aiohttp.ClientSession() as http:
+        for key, status in (("first-key", 403), ("second-key", 401), ("third-key", 200)):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with http.post(f"{url}/sleep", headers=headers) as response:
+                assert response.status == status
+            assert served.host.is_napping is (status == 200)
+        async with http.post(f"{url}/wake_up", headers=headers) as response:
+            assert response.status == 200
+    assert served.host.num_wakes == 1
+    # On the Unix socket it is whom the kernel names, here the daemon's own user.
+    assert (await served.post("/sleep", {}))[0] == 200
+
+
+async def test_a_key_file_that_is_wrong_changes_no_key(
+    tcp: tuple[Served, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    served, url = tcp
+    (served.endpoints.directory.parent / "keys").write_text("a b c\n")
+    served.http_api.reload_keys()
+    assert "the API keys stay as they are" in caplog.text
+    headers = {"Authorization": "Bearer second-key"}
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/v1/models", headers=headers) as response:
+        assert response.status == 200
+
+
 # The end
 
 

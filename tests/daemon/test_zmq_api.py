@@ -5,11 +5,13 @@ import logging
 import os
 import pickle
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 import zmq
 
 from pagedd.client.endpoints import ipc
@@ -42,7 +44,7 @@ from pagedd.client.protocol import (
     decode_stats,
     encode,
 )
-from pagedd.daemon import zmq_router
+from pagedd.daemon import zmq_connections, zmq_router
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.engine_host import EngineState
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
@@ -151,9 +153,14 @@ async def test_a_client_cancels_its_own_requests_and_no_other(served: Served) ->
 async def test_a_cancel_right_behind_its_request_ends_it(served: Served) -> None:
     served.host.reply = lambda request: None
     async with served.client() as client:
-        await client.say(prompt())
+        await client.say(prompt(sampling=Sampling(n=2)))
         await client.say(Cancel(id="c", target="a"))
-        assert isinstance(await client.hear_end(), Done)
+        end = await client.hear_end()
+        assert isinstance(end, Done)
+        assert [(choice.index, choice.text, choice.finish_reason) for choice in end.choices] == [
+            (0, "", "abort"),
+            (1, "", "abort"),
+        ]
         assert await client.hear() == Ok(id="c")
     await until(lambda: not served.host.live)
 
@@ -248,6 +255,34 @@ async def test_bytes_that_are_not_even_zeromq_harm_nobody(served: Served) -> Non
             stranger.connect(str(served.endpoints.requests))
             stranger.sendall(raw)
     assert await is_alive(served)
+
+
+@pytest.mark.parametrize("name", ["requests", "admin", "stats"])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_connections_beyond_the_bound_are_closed_and_those_within_it_go_on(
+    socket_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    monkeypatch.setattr(zmq_connections, "max_zmq_connections", lambda: 2)
+
+    async def meet_the_bound() -> None:
+        async with serving(socket_folder) as served:
+            path = str(getattr(served.endpoints, name))
+            opened = [await asyncio.open_unix_connection(path) for _ in range(5)]
+            greetings = [await asyncio.wait_for(reader.read(10), WAIT_S) for reader, _ in opened[:2]]
+            assert all(greeting.startswith(b"\xff") for greeting in greetings)
+            for reader, _ in opened[2:]:
+                await asyncio.wait_for(reader.read(), WAIT_S)  # to its end
+            for _, writer in opened:
+                writer.close()
+            await asyncio.sleep(0.05)
+            assert await is_alive(served)
+
+    run(meet_the_bound())
+    assert "limit 2" in caplog.text
 
 
 async def test_the_largest_message_that_is_allowed_is_read(served: Served) -> None:

@@ -1,6 +1,7 @@
 """`systemctl start pagedd`, under a real systemd."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,33 @@ def test_the_front_that_is_killed_is_started_again_and_so_is_the_engine(service:
     service.run("systemctl", "stop", "pagedd")
 
 
+def test_a_reload_takes_over_quotas_and_a_wrong_file_changes_nothing(service: Machine, model_gguf: Path) -> None:
+    service.run("systemctl", "start", "pagedd", timeout_s=120)
+    front = service.show("pagedd", "MainPID")
+    ask = ("pagectl", "generate", "Hello", "--max-tokens", "20")
+    try:
+        service.write("/etc/pagedd/pagedd.toml", settings(model_gguf) + "[quota]\ntokens_per_minute = 10\n")
+        service.run("systemctl", "reload", "pagedd")
+        wait_for_log(service, "reloaded: quota")
+        assert "exceeds_quota" in service.run(*ask, check=False).stderr
+
+        service.write("/etc/pagedd/pagedd.toml", "block_sise = 16\n")
+        service.run("systemctl", "reload", "pagedd")
+        wait_for_log(service, "nothing is reloaded, the settings stay as they are")
+        assert service.run(*ask, check=False).returncode != 0
+    finally:
+        service.write("/etc/pagedd/pagedd.toml", settings(model_gguf))
+    service.run("systemctl", "reload", "pagedd")
+    service.run("sh", "-c", f"until {shlex.join(ask)}; do sleep 0.2; done")
+    assert service.show("pagedd", "MainPID") == front
+    assert service.show("pagedd", "ActiveState") == "active"
+    service.run("systemctl", "stop", "pagedd")
+
+
+def wait_for_log(service: Machine, words: str) -> None:
+    service.run("sh", "-c", f"until journalctl --no-pager -u pagedd | grep -F {shlex.quote(words)}; do sleep 0.1; done")
+
+
 def test_a_stop_during_the_load_leaves_nothing_behind(service: Machine) -> None:
     service.run("systemctl", "start", "--no-block", "pagedd")
     service.run("sh", "-c", "until pgrep -f daemon.engine_process; do sleep 0.05; done")
@@ -164,7 +192,7 @@ def engine_pid(service: Machine) -> str:
 def test_an_engine_that_stands_still_is_replaced_by_the_front_and_a_front_by_systemd(
     service: Machine, model_gguf: Path
 ) -> None:
-    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf) + "step_timeout_seconds = 4\n")
+    service.write("/etc/pagedd/pagedd.toml", settings(model_gguf) + "step_timeout_seconds = 5\n")
     service.write("/etc/systemd/system/pagedd.service.d/watchdog.conf", "[Service]\nWatchdogSec=4\n")
     service.run("systemctl", "daemon-reload")
     service.run("systemctl", "start", "pagedd", timeout_s=120)

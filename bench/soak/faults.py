@@ -1,0 +1,129 @@
+"""What goes wrong during a soak, one fault after another: the engine dies, hangs, stalls, sleeps; clients crowd."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import aiohttp
+import psutil
+
+from pagedd.bench.soak.ledger import Ledger
+from pagedd.client.aio import AsyncClient
+from pagedd.client.endpoints import Endpoints
+from pagedd.client.errors import PageddError
+
+_CROWD = 60
+
+
+class Faults:
+    """Injects one every `interval_s` on average until told to stop. `hung_s` is the daemon's step timeout."""
+
+    def __init__(self, endpoints: Endpoints, pid: int, ledger: Ledger, seed: int, interval_s: float, hung_s: float):
+        self._endpoints = endpoints
+        self._pid = pid
+        self._ledger = ledger
+        self._draw = random.Random(seed)
+        self._interval_s = interval_s
+        self._hung_s = hung_s
+
+    async def run(self, stop: asyncio.Event) -> None:
+        faults: tuple[Callable[[], Awaitable[None]], ...] = (
+            self.engine_killed,
+            self.engine_pauses,
+            self.engine_hangs,
+            self.sleep_and_wake,
+            self.queue_crowded,
+            self.connections_crowd,
+            self.reload,
+        )
+        # Each comes before any comes again, so that a short soak has them all.
+        pending: list[Callable[[], Awaitable[None]]] = []
+        while not stop.is_set():
+            pending = pending or self._draw.sample(faults, len(faults))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._draw.uniform(0.5, 1.5) * self._interval_s)
+                return
+            fault = pending.pop()
+            self._ledger.faults_injected[fault.__name__] += 1
+            await fault()
+
+    async def engine_killed(self) -> None:
+        self._signal_engine(signal.SIGKILL)
+
+    async def engine_pauses(self) -> None:
+        """Shorter than a hang; the step goes on where it was."""
+        self._signal_engine(signal.SIGSTOP)
+        await asyncio.sleep(self._hung_s / 2)
+        self._signal_engine(signal.SIGCONT)
+
+    async def engine_hangs(self) -> None:
+        """The daemon has to end it, unless it was loading, which has a limit of its own: then it goes on."""
+        self._signal_engine(signal.SIGSTOP)
+        await asyncio.sleep(1.5 * self._hung_s)
+        self._signal_engine(signal.SIGCONT)
+
+    async def sleep_and_wake(self) -> None:
+        async with AsyncClient(self._endpoints.directory) as client:
+            try:
+                await client.sleep()
+                await asyncio.sleep(self._draw.uniform(0, 1))
+                await client.wake()
+            except PageddError as error:
+                # There may be no engine that could sleep.
+                if not error.code.startswith("engine_"):
+                    self._ledger.wrong.append(f"sleep: {error}")
+
+    async def queue_crowded(self) -> None:
+        """More requests at once than may wait."""
+        connector = aiohttp.UnixConnector(str(self._endpoints.http), limit=0)
+        body = {"prompt": "Once", "max_tokens": 4}
+
+        async def ask(http: aiohttp.ClientSession, number: int) -> None:
+            async with http.post(
+                "/v1/completions", json=body | {"prompt": f"{number} {self._draw.random()}"}
+            ) as response:
+                answer = await response.json()
+                if "error" in answer:
+                    self._ledger.failed(answer["error"]["code"], answer["error"]["message"])
+                else:
+                    self._ledger.finished("length")
+
+        async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+            await asyncio.gather(*(ask(http, number) for number in range(_CROWD)))
+
+    async def connections_crowd(self) -> None:
+        """Connections to each socket that say nothing, or what is no protocol of ours."""
+        crowd = []
+        for path in (self._endpoints.requests, self._endpoints.http, self._endpoints.stats):
+            for _ in range(_CROWD // 3):
+                connection = socket.socket(socket.AF_UNIX)
+                connection.settimeout(5)
+                connection.connect(str(path))
+                if self._draw.random() < 0.5:
+                    connection.sendall(self._draw.randbytes(200))
+                crowd.append(connection)
+        await asyncio.sleep(0.5)
+        for connection in crowd:
+            connection.close()
+
+    async def reload(self) -> None:
+        os.kill(self._pid, signal.SIGHUP)
+
+    def _signal_engine(self, number: signal.Signals) -> None:
+        engine = engine_of(self._pid)
+        if engine is not None:
+            with suppress(psutil.NoSuchProcess):
+                engine.send_signal(number)
+
+
+def engine_of(pid: int) -> psutil.Process | None:
+    """The engine process of the front `pid`; None while there is none."""
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            if any("engine_process" in word for word in child.cmdline()):
+                return child
+    return None

@@ -1,0 +1,80 @@
+"""How many connections a ZeroMQ socket may have: libzmq has no bound, and aborts when no descriptor is left.
+
+Owns the count, which the socket's monitor tells, and the end of what is beyond the bound. Who sends what is
+`zmq_router.py`'s; the bound of HTTP is in `http_connection.py`.
+"""
+
+import logging
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from pagedd.daemon.http_connection import max_connections
+
+log = logging.getLogger(__name__)
+
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
+
+def max_zmq_connections() -> int:
+    """Of one socket. All three together leave an eighth of the descriptors to everything that is no connection."""
+    return max_connections() // 4
+
+
+class ConnectionMonitor:
+    """Watches one bound ZeroMQ socket. `fileno` is readable when there is something to `read`."""
+
+    def __init__(self, zmq_socket: "zmq.Socket[bytes]", path: Path) -> None:
+        """To be made before the socket is bound to `path`."""
+        self._socket = zmq_socket
+        self._monitor: Any = zmq_socket.get_monitor_socket(_EVENTS)
+        self._path = path
+        self._open: set[int] = set()
+        self._limit = max_zmq_connections()
+
+    def fileno(self) -> int:
+        fd: int = self._monitor.fileno()
+        return fd
+
+    def read(self) -> bool:
+        """Reads what there is, and ends connections beyond the bound. True when one was lost."""
+        was_lost = False
+        accepted: list[int] = []
+        # All of it first: a descriptor that has been closed meanwhile may be somebody else's by now.
+        with suppress(zmq.Again):
+            while True:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._open.add(event["value"])
+                    accepted.append(event["value"])
+                else:
+                    self._open.discard(event["value"])
+                    was_lost = True
+        num_beyond = len(self._open) - self._limit
+        if num_beyond > 0:
+            beyond = [fd for fd in accepted if fd in self._open][-num_beyond:]
+            log.warning(
+                "%d connections to %s, limit %d; %d are closed", len(self._open), self._path, self._limit, len(beyond)
+            )
+            for fd in beyond:
+                self._end(fd)
+        return was_lost
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+
+    def _end(self, fd: int) -> None:
+        """libzmq reads the end of the connection, and closes its descriptor itself."""
+        try:
+            connection = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            return  # it has ended by itself
+        with connection, suppress(OSError):
+            if connection.getsockname() == str(self._path):
+                connection.shutdown(socket.SHUT_RDWR)
