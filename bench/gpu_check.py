@@ -4,18 +4,22 @@
     python -P bench/gpu_check.py correct attention      some of them
     python -P bench/gpu_check.py --output FILE          and the line of JSON into a file
 
-It needs torch, triton, transformers and numpy. Parts, each a few lines of the table:
+It needs torch, triton, transformers and numpy, and a C compiler for Triton. Parts, each a few lines of the table, and
+about how long each takes on an H200, of which most is compiling (estimated from compiling without a card):
 
-    correct      each kernel against the float64 reference on fresh random inputs; outputs are poisoned first, and the
-                 bytes of the cache are compared
-    ceilings     what this card copies and multiplies at best: the measure for everything below
-    attention    decode GB/s beside the copy, prefill TFLOP/s beside the product, for every form of the cache
-    linear       products with 4 and 8 bit weights: GB/s at few rows, TFLOP/s at many
-    graphs       replayed decode steps equal eager ones, and what a replay saves
-    model        a random Llama of 8B's shape through the engine: decode at batch 1, 8, 64, 256, prefill; beside
-                 transformers with SDPA and its static cache on the same weights, kernel by kernel
-    compiled     transformers' decode through torch.compile, which takes a minute or two to do so; run after `model` it
-                 is compared
+    correct      2½ min   each kernel against the float64 reference on fresh random inputs; outputs are poisoned first,
+                          and the bytes of the cache are compared
+    ceilings     10 s     what this card copies and multiplies at best: the measure for everything below
+    attention    40 s     decode GB/s beside the copy, prefill TFLOP/s beside the product, for every form of the cache
+    linear       30 s     products with 4 and 8 bit weights: GB/s at few rows, TFLOP/s at many
+    graphs       20 s     replayed decode steps equal eager ones, and what a replay saves
+    model        1½ min   a random Llama of 8B's shape through the engine: decode at batch 1, 8, 64, 256, prefill;
+                          beside transformers with SDPA and its static cache on the same weights, kernel by kernel
+    compiled     2 min    transformers' decode through torch.compile; run after `model` it is compared
+
+All together take about 8 minutes; where a machine is lent for less, run them by name: what needs the ceilings
+measures them itself. What a part found is on stderr as soon as it ends, so a run that is cut short has not
+been for nothing; stdout has the whole table at the end, and the line of JSON.
 
 A part that fails says why in its row, and the others go on; the exit status is then 1, and 3 when all ran but a target
 of `TARGETS` was missed. Kernels are timed as graphs that are queued far ahead, so that Python's time is not theirs. An
@@ -96,7 +100,7 @@ TINY = Sizes(
     head_dim=64,
     hidden=256,
     inner=96,
-    layers=2,
+    layers=1,
     vocab=96,
     copy_bytes=1 << 16,
     matmul=64,
@@ -133,7 +137,7 @@ def main() -> int:
         sys.path.pop(0)
         use_checkout(ROOT)
     from pagedd.bench import gpu_parts
-    from pagedd.bench.report import print_report
+    from pagedd.bench.report import print_report, table
 
     if not torch.cuda.is_available() and not args.tiny:
         print("no card that torch can use; --tiny with TRITON_INTERPRET=1 runs the script on a CPU", file=sys.stderr)
@@ -149,8 +153,9 @@ def main() -> int:
     failed: dict[str, str] = {}
     for name in args.parts or parts:
         started = time.perf_counter()
-        rows += _run(name, parts[name], check, failed)
-        print(f"{name}: {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+        found = _run(name, parts[name], check, failed)
+        print(f"{name}: {time.perf_counter() - started:.1f} s\n{table(found)}\n", file=sys.stderr, flush=True)
+        rows += found
     figures = {"seed": args.seed, "tiny": args.tiny, "rows": rows, "targets": TARGETS, "failed": failed}
     print_report("gpu_check", rows, figures, output=args.output)
     missed = [] if args.tiny else missed_targets(rows)

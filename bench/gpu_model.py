@@ -151,7 +151,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def engine_rates(
-    device: torch.device, sizes: Any, dtype: torch.dtype, copy_rate: float | None, decode_rates: dict[int, float]
+    device: torch.device, sizes: Any, dtype: torch.dtype, copy_rate: float, decode_rates: dict[int, float]
 ) -> Iterator[Figure]:
     """Tokens a second of both; at batch 1 the share of what the weights' bytes allow. Fills in `decode_rates`."""
     theirs = random_llama(device, sizes, dtype, num_layers=sizes.layers)
@@ -176,8 +176,7 @@ def engine_rates(
     engine, _ = create_engine(config, lambda share, what: None, load=lambda config, progress: loaded)
     for batch in sizes.batches:
         rate = decode_rates[batch] = _decode(engine, batch, sizes)
-        floor = None if copy_rate is None else copy_rate / loaded.model.weight_bytes
-        share = None if floor is None or batch > 1 else rate / floor
+        share = rate * loaded.model.weight_bytes / copy_rate if batch == 1 else None
         yield f"pagedd, decode, batch {batch}", rate, "tokens/s", share
         yield f"times transformers (eager), batch {batch}", rate / their_rates[batch], "", None
     yield "pagedd, prefill", _prefill(engine, sizes.chunk), "tokens/s", None

@@ -21,20 +21,26 @@ class Check:
     """One run.
 
     Attributes:
-        copy_rate, product_rate: bytes and operations a second, once `ceilings` has measured them.
         decode_rates: batch → the engine's tokens a second, once `model` has measured them.
     """
 
     device: torch.device
     sizes: Any
     seed: int
-    copy_rate: float | None = None
-    product_rate: float | None = None
     decode_rates: dict[int, float] = field(default_factory=dict)
+    _ceilings: tuple[float, float] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    @property
+    def ceilings(self) -> tuple[float, float]:
+        """Bytes a second that it copies, read and written both counted, and operations of a product; measured once."""
+        if self._ceilings is None:
+            copied = copy_rate(self.device, self.sizes.copy_bytes)
+            self._ceilings = copied, product_rate(self.device, self.sizes.matmul, self.dtype)
+        return self._ceilings
 
     def time(self, call: Callable[[], object]) -> float:
         return seconds_of(call, self.device, self.sizes.seconds)
@@ -49,27 +55,21 @@ def row(what: str, value: float, unit: str, share: float | None = None) -> dict[
     }
 
 
-def share_of(rate: float, ceiling: float | None) -> float | None:
-    return None if ceiling is None else rate / ceiling
-
-
 def correct(check: Check) -> Rows:
     """Each kernel against the reference."""
     return gpu_correct.compare_all(check.device, check.dtype, check.seed, is_thorough=not check.sizes.is_tiny)
 
 
 def ceilings(check: Check) -> Rows:
-    """What the card copies (read and written, both counted) and multiplies in bfloat16, through torch."""
-    check.copy_rate = copy_rate(check.device, check.sizes.copy_bytes)
-    check.product_rate = product_rate(check.device, check.sizes.matmul, check.dtype)
-    return [row("copy", check.copy_rate / 1e9, "GB/s"), row("product", check.product_rate / 1e12, "TFLOP/s")]
+    """What the card copies, and multiplies in bfloat16, through torch."""
+    copied, multiplied = check.ceilings
+    return [row("copy", copied / 1e9, "GB/s"), row("product", multiplied / 1e12, "TFLOP/s")]
 
 
 def attention(check: Check) -> Rows:
     """Decode of a full batch at the long context, and the first chunk of a prompt."""
     sizes, found = check.sizes, []
-    if check.copy_rate is None:
-        ceilings(check)
+    copied, multiplied = check.ceilings
     generator = torch.Generator().manual_seed(check.seed)
     shape = {"num_heads": sizes.heads, "num_kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "block_size": 16}
     for form in FORMS:
@@ -80,12 +80,12 @@ def attention(check: Check) -> Rows:
         seconds = check.time(lambda inputs=inputs: _attend(inputs))  # type: ignore[misc]
         row_bytes = FORMS[form].block_bytes(16, sizes.head_dim) / 16  # keys and values
         rate = sizes.batch * sizes.context * sizes.kv_heads * row_bytes / seconds
-        found.append(row(f"decode.{form}", rate / 1e9, "GB/s", share_of(rate, check.copy_rate)))
+        found.append(row(f"decode.{form}", rate / 1e9, "GB/s", rate / copied))
         lens = [(sizes.chunk, sizes.chunk)]
         inputs = make_inputs(lens, form, check.dtype, generator, device=check.device, fill=False, **shape)
         seconds = check.time(lambda inputs=inputs: _attend(inputs))  # type: ignore[misc]
         rate = 4 * sizes.heads * sizes.head_dim * sizes.chunk * (sizes.chunk + 1) / 2 / seconds
-        found.append(row(f"prefill.{form}", rate / 1e12, "TFLOP/s", share_of(rate, check.product_rate)))
+        found.append(row(f"prefill.{form}", rate / 1e12, "TFLOP/s", rate / multiplied))
     return found
 
 
@@ -96,8 +96,7 @@ def _attend(inputs: PagedInputs) -> torch.Tensor:
 def linear(check: Check) -> Rows:
     """The widest product of a layer, gate and up, by rows."""
     sizes, found = check.sizes, []
-    if check.copy_rate is None:
-        ceilings(check)
+    copied, multiplied = check.ceilings
     generator = torch.Generator().manual_seed(check.seed)
     shape = (2 * sizes.inner, sizes.hidden)
     weights = {f"int{bits}": random_weight(*shape, bits, check.device, generator) for bits in (4, 8)}
@@ -108,10 +107,10 @@ def linear(check: Check) -> Rows:
             seconds = check.time(lambda x=x, weight=weight: kernels.packed_linear(x, weight, None))  # type: ignore[misc]
             if num_rows < sizes.rows[-1]:
                 rate = (weight.num_bytes + x.nbytes + num_rows * 2 * sizes.inner * x.itemsize) / seconds
-                figure = row("", rate / 1e9, "GB/s", share_of(rate, check.copy_rate))
+                figure = row("", rate / 1e9, "GB/s", rate / copied)
             else:
                 rate = 2 * num_rows * sizes.hidden * 2 * sizes.inner / seconds
-                figure = row("", rate / 1e12, "TFLOP/s", share_of(rate, check.product_rate))
+                figure = row("", rate / 1e12, "TFLOP/s", rate / multiplied)
             found.append(figure | {"what": f"{name}, {num_rows} rows"})
     return found
 
@@ -123,7 +122,8 @@ def graphs(check: Check) -> Rows:
 
 def model(check: Check) -> Rows:
     """The engine on a random Llama, beside transformers on the same weights."""
-    figures = gpu_model.engine_rates(check.device, check.sizes, check.dtype, check.copy_rate, check.decode_rates)
+    copied, _ = check.ceilings
+    figures = gpu_model.engine_rates(check.device, check.sizes, check.dtype, copied, check.decode_rates)
     return [row(*figure) for figure in figures]
 
 

@@ -86,31 +86,6 @@ def _load_rotated(x_ptr, cos_ptr, sin_ptr, head, num_heads, head_stride, HEAD_DI
     return rotated.to(x_ptr.dtype.element_ty).to(tl.float32)
 
 
-@triton.jit
-def _apply_rope_kernel(
-    x_ptr,  # [num_tokens, num_heads, head_dim]
-    cos_ptr,  # [num_tokens, head_dim // 2] float32
-    sin_ptr,
-    num_heads,
-    token_stride,
-    head_stride,
-    HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    angles = token * (HEAD_DIM // 2)
-    _rotate_in_place(
-        x_ptr + token * token_stride,
-        cos_ptr + angles,
-        sin_ptr + angles,
-        tl.program_id(1) * HEADS,
-        num_heads,
-        head_stride,
-        HEAD_DIM,
-        HEADS,
-    )
-
-
 # A step's tables may begin anywhere in a longer tensor; that must not make a kernel of its own.
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr", "open_slot_ptr"])
 def _rope_kv_kernel(
@@ -183,32 +158,6 @@ def _rope_kv_kernel(
             write_rows(value, values_ptr, records * RECORDS[1], offset, is_there, FORMS[1], HEAD_DIM, BLOCK_SIZE)
 
 
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotates the heads of `x` in place.
-
-    Args:
-        x: [num_tokens, num_heads, head_dim], any float dtype; may be a view into wider rows, its heads contiguous.
-        cos, sin: [num_tokens, head_dim // 2] float32, contiguous.
-    """
-    num_tokens, num_heads, head_dim = x.shape
-    if x.numel() == 0:
-        return
-    launch = launch_for("rope_kv", card_of(x.device).arch)
-    heads = launch.tiles["heads"]
-    _apply_rope_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
-        x,
-        cos,
-        sin,
-        num_heads,
-        x.stride(0),
-        x.stride(1),
-        HEAD_DIM=head_dim,
-        HEADS=heads,
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-    )
-
-
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -232,7 +181,7 @@ def rope_and_write_kv(
 ) -> None:
     """Rotates `query` in place, and writes the rotated key, and the value, into their slots. `key` stays as it is.
 
-    What is written is what `apply_rope` and then `write_kv` would write, to the last bit.
+    What is written is what `write_kv` would write of a key that was rotated as the query is, to the last bit.
 
     Args:
         query: [num_tokens, num_heads, head_dim], any float dtype; like key and value, a view into wider rows if need
@@ -311,14 +260,13 @@ def _constants(
 
 
 def variants(arch: int) -> list[Variant]:
-    """A Llama-8B's over every form of the cache, another head size whose halves are no power of two, and rope alone."""
+    """A Llama-8B's over every form of the cache, and other head sizes: one whose halves are no power of two."""
     dtypes = (torch.bfloat16, torch.float16)
     return [
         *(_variant(arch, dtype, form, head_dim=128, has_rope=True) for dtype in dtypes for form in _SERVED),
         *(_variant(arch, torch.bfloat16, form, head_dim=80, has_rope=True) for form in _SERVED),
         _variant(arch, torch.bfloat16, "int4", head_dim=256, has_rope=True),
         _variant(arch, torch.bfloat16, "int4", head_dim=128, has_rope=False),
-        *(_rope_variant(arch, dtype, head_dim=128) for dtype in dtypes),
     ]
 
 
@@ -344,20 +292,4 @@ def _variant(arch: int, dtype: torch.dtype, form: str, *, head_dim: int, has_rop
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         is_8b=head_dim == 128,
-    )
-
-
-def _rope_variant(arch: int, dtype: torch.dtype, head_dim: int) -> Variant:
-    launch = launch_for("rope_kv", arch)
-    kind = TRITON_TYPES[dtype]
-    return Variant(
-        name=f"rope_kv.rope.{kind}.{head_dim}",
-        kernel=_apply_rope_kernel,
-        signature={"x_ptr": f"*{kind}", "cos_ptr": "*fp32", "sin_ptr": "*fp32"}
-        | dict.fromkeys(("num_heads", "token_stride", "head_stride"), "i32"),
-        constants={"HEAD_DIM": head_dim, "HEADS": launch.tiles["heads"]},
-        aligned=frozenset({"x_ptr", "cos_ptr", "sin_ptr", "token_stride", "head_stride"}),
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        is_8b=True,
     )

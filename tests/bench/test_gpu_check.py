@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from pagedd.bench.gpu_check import missed_targets
+import pytest
+import torch
+
+from pagedd.bench.gpu_check import main, missed_targets
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +39,23 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+Here = Callable[..., int]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+    """The script in this process, where torch is imported already; gives its exit status."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("PAGEDD_KERNELS", "auto")  # which it sets, and which is put back
+
+    def run_here(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["gpu_check.py", *arguments])
+        return main()
+
+    return run_here
+
+
+def run_on_a_bare_machine(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, "-P", "-c", ON_A_BARE_MACHINE, str(ROOT / "bench" / "gpu_check.py"), *arguments],
@@ -48,7 +68,7 @@ def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_every_part_runs_from_a_checkout_and_the_last_line_is_json(tmp_path) -> None:
-    done = run("--tiny", "--seed", "3", "--output", "figures.json", folder=tmp_path)
+    done = run_on_a_bare_machine("--tiny", "--seed", "3", "--output", "figures.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report == json.loads((tmp_path / "figures.json").read_text())
@@ -62,12 +82,12 @@ def test_every_part_runs_from_a_checkout_and_the_last_line_is_json(tmp_path) -> 
     assert set(report["targets"]) <= whats, "each target has its row"
 
 
-def test_parts_are_chosen_by_name_and_a_wrong_one_is_refused(tmp_path) -> None:
-    done = run("--tiny", "ceilings", folder=tmp_path)
-    assert {row["part"] for row in json.loads(done.stdout.splitlines()[-1])["rows"]} == {"ceilings"}
-    refused = run("--tiny", "speed", folder=tmp_path)
-    assert refused.returncode == 2
-    assert "no such part: speed; there are correct, ceilings" in refused.stderr
+def test_parts_are_chosen_by_name_and_a_wrong_one_is_refused(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    assert here("--tiny", "ceilings") == 0
+    assert {row["part"] for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]} == {"ceilings"}
+    with pytest.raises(SystemExit, match="2"):
+        here("--tiny", "speed")
+    assert "no such part: speed; there are correct, ceilings" in capsys.readouterr().err
 
 
 def test_a_missed_target_is_named_with_both_numbers() -> None:
@@ -82,7 +102,6 @@ def test_a_missed_target_is_named_with_both_numbers() -> None:
     ]
 
 
-def test_a_machine_without_a_card_is_told_so(tmp_path) -> None:
-    done = run(folder=tmp_path)
-    assert done.returncode == 2
-    assert "no card that torch can use" in done.stderr
+def test_a_machine_without_a_card_is_told_so(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    assert here() == 2
+    assert "no card that torch can use" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pagedd.daemon import engine_process
 from pagedd.engine.config import EngineConfig
-from pagedd.engine.errors import EngineError
+from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput
@@ -29,6 +29,7 @@ class Prompt(IntEnum):
     HANG = 1004
     SLOW = 1005
     PREEMPT = 1006  # in its first step it loses its seat to a request called `other`
+    LOSE_DEVICE = 1007
 
 
 class FakeEngine:
@@ -61,6 +62,8 @@ class FakeEngine:
             match request.prompt_token_ids[0]:
                 case Prompt.CRASH:
                     raise RuntimeError("scripted fault")
+                case Prompt.LOSE_DEVICE:
+                    raise DeviceLostError("the device answers with: scripted error")
                 case Prompt.VANISH:
                     os._exit(9)
                 case Prompt.HANG:
@@ -180,8 +183,8 @@ INFO = EngineInfo(
 def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo]:
-    """`ok`, `ok-until-exit`, `slow`, `until:PATH` is there, `away` but on a CPU, `error:CODE`, `fault`, `vanish`, or
-    `vanish-once:PATH`, which the first makes.
+    """`ok`, `ok-until-exit`, `slow`, `until:PATH` is there, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, which
+    the first makes. Or for a device: `away` but on a CPU, `away-while:PATH` is there.
     """
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
@@ -192,6 +195,8 @@ def create_engine(
     while kind == "until" and not Path(argument).exists():
         time.sleep(0.02)
     if kind == "away" and config.device != "cpu":
+        raise EngineError("device_unavailable", "scripted")
+    if kind == "away-while" and Path(argument).exists():
         raise EngineError("device_unavailable", "scripted")
     if kind == "error":
         raise EngineError(argument, "scripted")

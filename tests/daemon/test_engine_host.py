@@ -466,6 +466,32 @@ async def test_where_the_device_stays_away_the_cpu_serves_and_it_is_said(
     await until(lambda: engine.tokens_of("a") == [6, 7, 8])
 
 
+async def test_a_device_that_is_late_and_later_lost_is_waited_for_each_time(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy._MAX_DELAY_S", 0.01)
+    absence = tmp_path / "absent"
+    absence.touch()
+    engine = await start_host(f"away-while:{absence}", wait=False)
+    await until(lambda: engine.host.num_restarts >= 2)
+    with pytest.raises(PageddError, match=r"^engine_(died|loading)"):
+        engine.host.submit(request("early", 5))
+    absence.unlink()
+    await until(lambda: engine.host.state is EngineState.READY)
+
+    absence.touch()  # as after a suspend: every call fails, and so does every load
+    engine.host.submit(request("a", Prompt.LOSE_DEVICE))
+    before = engine.host.num_restarts
+    await until(lambda: engine.host.num_restarts >= before + 2)
+    absence.unlink()
+    await until(lambda: engine.host.state is EngineState.READY)
+    assert len(engine.lost) == 1, "what ran is told once, however many loads failed after it"
+    assert not engine.host.has_fallen_back
+    engine.host.submit(request("b", 5))
+    await until(lambda: engine.tokens_of("b") == [6, 7, 8])
+
+
 def test_what_was_meant_for_a_card_does_not_bind_the_cpu() -> None:
     config = EngineConfig(
         model="m", device="cuda:1", kv_cache_dtype="fp16", gpu_memory_utilization=0.95, max_num_seqs=7

@@ -140,6 +140,23 @@ def test_memory_that_holds_no_block_is_refused(folder, monkeypatch) -> None:
         make(folder)
 
 
+def test_the_pool_comes_from_what_a_card_has_free_and_the_log_says_what_fits(folder, monkeypatch, caplog) -> None:
+    free = int(3.22 * 2**20)  # as many MiB as a small card has GiB: what is allocated here is real
+    monkeypatch.setattr("pagedd.engine.create.free_bytes", lambda device: free)
+    settings = {"max_num_seqs": 1000, "gpu_memory_utilization": 0.9}
+    with caplog.at_level(logging.INFO):
+        _, info = make(folder, max_num_batched_tokens=64, **settings)
+    num_bytes = info.num_blocks * 16 * info.kv_bytes_per_token
+    assert 0 < num_bytes < 0.9 * free
+    full_requests = info.num_blocks / (64 / 16)
+    assert (
+        f"KV pool: {info.num_blocks} blocks, {16 * info.num_blocks} tokens, 0.00 GiB; "
+        f"{full_requests:.1f} full-length requests fit" in caplog.text
+    )
+    _, wider = make(folder, max_num_batched_tokens=512, **settings)
+    assert wider.num_blocks < info.num_blocks, "a wider step has a larger reserve"
+
+
 def test_progress_ends_with_ready(folder) -> None:
     told: list[tuple[float, str]] = []
     config = EngineConfig(model=str(folder), device="cpu", num_blocks=2, num_threads=torch.get_num_threads())

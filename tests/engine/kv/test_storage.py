@@ -126,6 +126,13 @@ def test_free_memory_of_a_cpu_is_what_the_machine_or_the_control_group_still_giv
     assert free_bytes(CPU) == 900
 
 
+def test_free_memory_of_a_card_is_what_its_driver_says_whoever_has_the_rest(monkeypatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (int(3.22 * GIB), 4 * GIB))
+    assert free_bytes(torch.device("cuda", 1)) == int(3.22 * GIB)
+    assert asked == [torch.device("cuda", 1)]
+
+
 def test_free_memory_of_this_machine_is_positive() -> None:
     assert free_bytes(CPU) > MIB
 
