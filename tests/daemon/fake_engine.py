@@ -183,7 +183,7 @@ INFO = EngineInfo(
 def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo]:
-    """`ok`, `ok-until-exit`, `slow`, `until:PATH` is there, `error:CODE`, `fault`, `vanish`, or `vanish-once:PATH`, which
+    """`ok`, `ok-until-exit`, `slow`, `until:PATH` is there, `error:CODE`, `fault`, `vanish`, `vanish-once:PATH`, which
     the first makes. Or for a device: `away` but on a CPU, `away-while:PATH` is there.
     """
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
