@@ -10,6 +10,7 @@ there are, nor which are worth keeping: see `disk_tier.py`.
 """
 
 import os
+import re
 import secrets
 import stat
 import struct
@@ -27,6 +28,9 @@ IDENTITY_BYTES = 32
 
 _MAGIC = b"pageddKV"
 _DIGEST_BYTES = 32
+_NAME_BYTES = 8
+# Nothing that stands under a file's name may hold the engine up or lead elsewhere.
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _HEADER = struct.Struct(f"<8sIIQI{IDENTITY_BYTES}s{_DIGEST_BYTES}s")
 
 
@@ -77,7 +81,7 @@ class Segment:
         """Raises `UnusableSegment` when the bytes are not those that were written, `OSError` when there are none."""
         size = self.form.block_bytes
         data = bytearray(size)
-        with self.path.open("rb", buffering=0) as file:
+        with open(os.open(self.path, _READ_FLAGS), "rb", buffering=0) as file:
             file.seek(self.form.data_offset(len(self.blocks)) + index * size)
             num_read = file.readinto(data)
         if num_read != size or _block_digest(self.blocks[index].key, data) != self.digests[index]:
@@ -85,9 +89,14 @@ class Segment:
         return data
 
 
+def is_segment_name(name: str, suffix: str) -> bool:
+    """Whether `write_segment` gives such names."""
+    return re.fullmatch(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}{re.escape(suffix)}", name) is not None
+
+
 def write_segment(directory: Path, form: SegmentForm, blocks: Sequence[tuple[StoredBlock, BlockBytes]]) -> Segment:
     """A new file with these blocks, durable when this returns. Raises `OSError`; then nothing is left behind."""
-    path = directory / f"{secrets.token_hex(8)}{SUFFIX}"
+    path = directory / f"{secrets.token_hex(_NAME_BYTES)}{SUFFIX}"
     unfinished = path.with_suffix(UNFINISHED_SUFFIX)
     digests = tuple(_block_digest(block.key, data) for block, data in blocks)
     contents = tuple(block for block, _ in blocks)
@@ -109,9 +118,8 @@ def write_segment(directory: Path, form: SegmentForm, blocks: Sequence[tuple[Sto
 
 def read_segment(path: Path, form: SegmentForm) -> Segment:
     """Header and table of a file. Raises `UnusableSegment`, or `OSError` when it cannot be read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+    with open(os.open(path, _READ_FLAGS), "rb") as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise UnusableSegment("it is no regular file")
         head = file.read(_HEADER.size)

@@ -1,14 +1,17 @@
 """KV blocks on the disk, so that prefixes outlive the engine: an index in memory, files that are read on a hit.
 
 Owns one directory, which one process uses at a time, and keeps it within its size: whole files go, least recently used
-first, whichever model they are of. What is torn, foreign or of a later version is ignored with a line in the log. When
-the disk is full, nothing more is written until there is room, and what is there is served. `disk_segment.py` has the
-files, `disk_writer.py` decides what is written and when. No torch.
+first, whichever model they are of. What is torn, foreign or of a later version is ignored with a line in the log; files
+with other kinds of names are none of its business. Whoever could write there could put foreign numbers under known
+keys, so the directory must be this user's alone. When the disk is full, nothing more is written until there is room,
+and what is there is served. `disk_segment.py` has the files, `disk_writer.py` decides what is written and when. No
+torch.
 """
 
 import fcntl
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
@@ -21,6 +24,7 @@ from pagedd.engine.kv.disk_segment import (
     Segment,
     SegmentForm,
     UnusableSegment,
+    is_segment_name,
     read_segment,
     write_segment,
 )
@@ -42,6 +46,7 @@ class DiskTier:
 
     def __init__(self, directory: Path, max_bytes: int, form: SegmentForm) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_unless_private(directory)
         self._lock = _lock(directory)
         self.figures = TierStats(max_bytes=max_bytes)
         self.form = form
@@ -52,7 +57,7 @@ class DiskTier:
         self._num_bytes = 0  # of all of them
         self._is_writable = True
         try:
-            for left_behind in directory.glob(f"*{UNFINISHED_SUFFIX}"):
+            for left_behind, _ in self._own_files(UNFINISHED_SUFFIX):
                 left_behind.unlink()
             self._read_index()
         except OSError:
@@ -102,8 +107,9 @@ class DiskTier:
         """
         num_bytes = self.form.file_bytes(len(blocks))
         started = time.perf_counter()
-        self._make_room(num_bytes)
         try:
+            if not self._make_room(num_bytes):
+                raise OSError(f"no room for {num_bytes} bytes within {self.figures.max_bytes}")
             segment = write_segment(self._directory, self.form, blocks)
         except OSError as error:
             if self._is_writable:
@@ -142,10 +148,7 @@ class DiskTier:
 
     def _read_index(self) -> None:
         num_foreign = 0
-        found = [(entry.stat(follow_symlinks=False), Path(entry)) for entry in os.scandir(self._directory)]
-        for status, path in sorted(found, key=lambda item: item[0].st_mtime_ns):
-            if path.suffix != SUFFIX:
-                continue
+        for path, status in sorted(self._own_files(SUFFIX), key=lambda item: item[1].st_mtime_ns):
             self._count(path, status.st_size)
             try:
                 self._enter(read_segment(path, self.form))
@@ -159,6 +162,16 @@ class DiskTier:
             log.info("KV blocks on the disk: %d files of another model, dtype, block size or layout", num_foreign)
         log.info("KV blocks on the disk: %d of this model in %s", len(self._places), self._directory)
 
+    def _own_files(self, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
+        """Regular files with names that `write_segment` gives."""
+        for entry in list(os.scandir(self._directory)):
+            if not is_segment_name(entry.name, suffix):
+                continue
+            if entry.is_file(follow_symlinks=False):
+                yield Path(entry), entry.stat(follow_symlinks=False)
+            else:
+                log.warning("KV blocks on the disk: %s is ignored: it is no regular file", entry.name)
+
     def _enter(self, segment: Segment) -> None:
         self._count(segment.path, segment.num_bytes)
         self._segments[segment.path] = segment
@@ -168,29 +181,40 @@ class DiskTier:
         self._num_bytes += num_bytes - self._file_bytes.pop(path, 0)
         self._file_bytes[path] = num_bytes
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _make_room(self, num_bytes: int) -> bool:
+        """False when what is there cannot be removed."""
         for path in list(self._file_bytes):
             if self._num_bytes + num_bytes <= self.figures.max_bytes:
                 break
             num_blocks = len(self._places)
             self._remove(path)
             self.figures.evictions_total += num_blocks - len(self._places)
+        return self._num_bytes + num_bytes <= self.figures.max_bytes
 
     def _remove(self, path: Path) -> None:
         segment = self._segments.pop(path, None)
         for block in segment.blocks if segment is not None else ():
             if self.file_of(block.key) is segment:
                 del self._places[block.key]
-        self._num_bytes -= self._file_bytes.pop(path)
         try:
             path.unlink(missing_ok=True)
-        except OSError as error:
+        except OSError as error:  # it still takes its room
             log.warning("KV blocks on the disk: %s cannot be removed: %s", path.name, error)
+        else:
+            self._num_bytes -= self._file_bytes.pop(path)
+
+
+def _refuse_unless_private(directory: Path) -> None:
+    status = directory.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        owner, mode = status.st_uid, stat.S_IMODE(status.st_mode)
+        raise PermissionError(f"{directory} has owner {owner} and mode {mode:o}; make it this user's, with mode 700")
 
 
 def _lock(directory: Path) -> int:
     """Held until the descriptor is closed or the process ends, however it ends."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(directory / "lock", flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

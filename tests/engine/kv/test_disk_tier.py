@@ -309,3 +309,46 @@ def test_the_log_line_of_a_start_says_how_many_blocks_there_are(open_tier, caplo
     with caplog.at_level(logging.INFO, disk_tier.__name__):
         open_tier()
     assert "3 of this model" in caplog.text
+
+
+def test_files_with_other_names_are_neither_counted_nor_removed(open_tier, tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir(mode=0o700)
+    others = [tmp_path / "kv" / name for name in ("main.kv", "0123.kv", "notes.unfinished", "0123456789ABCDEF.kv")]
+    for path in others:
+        path.write_bytes(bytes(10_000))
+    tier = open_tier(num_files=2)
+    assert tier.stats().num_bytes == 0
+    for letter in "abcd":
+        assert tier.write(blocks(letter))
+    assert all(path.stat().st_size == 10_000 for path in others)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750, 0o704])
+def test_a_directory_that_is_open_to_others_is_refused_with_its_mode(open_tier, tmp_path: Path, mode: int) -> None:
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv").chmod(mode)
+    with pytest.raises(PermissionError, match=f"mode {mode:o}"):
+        open_tier()
+
+
+def test_what_cannot_be_removed_still_takes_its_room(open_tier, monkeypatch) -> None:
+    tier = open_tier(num_files=2)
+    assert tier.write(blocks("a"))
+    assert tier.write(blocks("b"))
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(path.name)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert not tier.write(blocks("c"))
+    on_disk = sum(path.stat().st_size for path in files(tier))
+    assert on_disk == tier.stats().num_bytes == 2 * FORM.file_bytes(1)
+
+
+def test_a_pipe_that_takes_a_files_place_costs_its_blocks_and_holds_nobody_up(open_tier) -> None:
+    tier = open_tier()
+    tier.write(blocks("a"))
+    (path,) = files(tier)
+    path.unlink()
+    os.mkfifo(path)
+    assert tier.read(b"a" * 32) is None
