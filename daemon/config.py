@@ -80,7 +80,7 @@ class DaemonConfig:
         "KV blocks in the pool, exactly.",
         minimum=1,
         maximum=_MAX_COUNT,
-        none_means="as many as the memory share holds",
+        none_means="as many as the memory share holds, at most max_num_seqs full-length requests",
     )
     gpu_memory_utilization: float | None = setting(
         None,
