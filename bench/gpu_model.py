@@ -80,11 +80,11 @@ def load_from(theirs: Any, device: torch.device, dtype: torch.dtype) -> LoadedMo
 
 
 def replayed_steps(device: torch.device, sizes: Any, dtype: torch.dtype) -> Iterator[Figure]:
-    """Two layers, decoding: that replays equal eager steps, and the time of each.
+    """Two layers (tiny: one), decoding: that replays equal eager steps, and the time of each.
 
     Not to the last bit: a graph is launched for the longest context, whose sums may be split otherwise.
     """
-    loaded = load_from(random_llama(device, sizes, dtype, num_layers=2), device, dtype)
+    loaded = load_from(random_llama(device, sizes, dtype, num_layers=min(2, sizes.layers)), device, dtype)
     max_num_seqs, num_blocks = 8, 8 * 4
     storage = KVStorage(loaded.config, num_blocks + 1, BLOCK_SIZE, form_of(dtype), device)
     for plane in storage.planes:
@@ -189,7 +189,7 @@ def compiled_rates(
     theirs = random_llama(device, sizes, dtype, num_layers=sizes.layers)
     options: dict[str, Any] = {"mode": "reduce-overhead"} if device.type == "cuda" else {"backend": "eager"}
     step = torch.compile(theirs, **options)
-    for batch in sizes.batches[:2]:  # each is compiled anew
+    for batch in sizes.batches[: 1 if sizes.is_tiny else 2]:  # each is compiled anew
         rate = _their_decode(theirs, step, device, batch, sizes)
         yield f"transformers, compiled, decode, batch {batch}", rate, "tokens/s", None
         if batch in decode_rates:

@@ -102,7 +102,8 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
         fn=variant.kernel,
         signature={name: variant.signature.get(name, "constexpr") for name in names},
         constexprs=variant.constants,
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned},
+        # In one order: it is part of the key by which Triton finds what it compiled before.
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in sorted(variant.aligned)},
     )
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     try:

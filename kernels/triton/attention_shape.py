@@ -150,6 +150,7 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
         "group": shape.group,
         "row_bytes": shape.dims.value * shape.product_dtype.itemsize,
         "is_quantized": int(shape.form.dtype is None),
+        "has_open_keys": int(shape.form.has_open_keys),
     }
 
 

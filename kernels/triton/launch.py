@@ -170,10 +170,11 @@ TABLE: tuple[Row, ...] = (
         Launch({"chunk": 4096}, num_warps=16, num_stages=1),
         "one program has a row to itself, and with it a processor: many threads, 8 tokens each, two loads of 16 bytes",
     ),
-    # Attention: `rows` of queries with all heads of a group, `row_bytes` of a key as it is multiplied, and whether the
-    # cache `is_quantized`, so that keys pass through registers on their way to the products. The loop's loads come in
-    # two steps, entries of the block table before the rows they point to, and share its stages: with 5, keys and values
-    # of two tiles are under way while a third is multiplied.
+    # Attention: `rows` of queries with all heads of a group, `row_bytes` of a key as it is multiplied, whether the
+    # cache `is_quantized`, so that keys pass through registers on their way to the products, and whether it
+    # `has_open_keys`: those of blocks that are not full, in 16 bits. The loop's loads come in two steps, entries of the
+    # block table before the rows they point to, and share its stages: with 5, keys and values of two tiles are under
+    # way while a third is multiplied.
     Row(
         "attention.short",
         Launch({"rows": 16, "keys": 16}, num_warps=4, num_stages=2),
@@ -185,6 +186,19 @@ TABLE: tuple[Row, ...] = (
         "attention.short",
         Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=5),
         "16 rows are the least of a matrix instruction; 38 KiB and 80 registers leave room for several programs",
+        limits={"rows": 16, "row_bytes": 256, "has_open_keys": 0},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=5),
+        "the same; open keys come in 16 bits beside those in 4, in all 56 KiB",
+        archs=WITH_MUCH_SHARED_MEMORY,
+        limits={"rows": 16, "row_bytes": 256},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 16}, num_warps=4, num_stages=5),
+        "where 56 KiB would leave one program to a processor, and 32 keys spill on 86; 30 KiB leave three",
         limits={"rows": 16, "row_bytes": 256},
     ),
     Row(

@@ -67,6 +67,7 @@ def run_on_a_bare_machine(*arguments: str, folder: Path) -> "subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_every_part_runs_from_a_checkout_and_the_last_line_is_json(tmp_path) -> None:
     done = run_on_a_bare_machine("--tiny", "--seed", "3", "--output", "figures.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
