@@ -16,6 +16,7 @@ import torch
 #     99 KiB   86, 89, 120 (and 121)
 #     163 KiB  80 (and 87)
 #     227 KiB  90, 100 (and 103)
+WITH_MUCH_SHARED_MEMORY = frozenset({80, 87, 90, 100, 103})
 
 WITHOUT_MATRIX_INSTRUCTIONS = frozenset({75})  # Triton has none for it
 
@@ -180,6 +181,13 @@ TABLE: tuple[Row, ...] = (
         Launch({"rows": 16, "keys": 16}, num_warps=4, num_stages=2),
         "no matrix instructions and no copies ahead: what fits its registers",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"rows": 16, "has_open_keys": 0},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 16}, num_warps=8, num_stages=2),
+        "the same; with open keys 4 warps spill",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
         limits={"rows": 16},
     ),
     Row(
@@ -229,6 +237,13 @@ TABLE: tuple[Row, ...] = (
         "attention.chunk",
         Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=2),
         "no matrix instructions and no copies ahead: what fits its registers",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"group": 32, "has_open_keys": 0},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 32, "keys": 16}, num_warps=8, num_stages=2),
+        "the same; with open keys 4 warps spill",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
         limits={"group": 32},
     ),
