@@ -16,6 +16,7 @@ import torch
 #     99 KiB   86, 89, 120 (and 121)
 #     163 KiB  80 (and 87)
 #     227 KiB  90, 100 (and 103)
+WITH_MUCH_SHARED_MEMORY = frozenset({80, 87, 90, 100, 103})
 
 WITHOUT_MATRIX_INSTRUCTIONS = frozenset({75})  # Triton has none for it
 
