@@ -140,6 +140,7 @@ def test_bare_make_prints_every_target_with_a_sentence() -> None:
         "bench",
         "bench-cases",
         "bench-peers",
+        "soak",
         "screenshots",
         "install",
         "uninstall",

@@ -455,7 +455,7 @@ async def test_only_administrators_put_the_engine_to_sleep(tcp: tuple[Served, st
             headers = {"Authorization": f"Bearer {key}"}
             async with http.post(f"{url}/sleep", headers=headers) as response:
                 assert response.status == status
-            assert served.host.is_napping is (status == 200)
+            assert served.host.is_sleeping is (status == 200)
         async with http.post(f"{url}/wake_up", headers=headers) as response:
             assert response.status == 200
     assert served.host.num_wakes == 1
