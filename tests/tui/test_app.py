@@ -221,6 +221,14 @@ async def test_a_priority_is_settled_in_steps_and_then_set() -> None:
         assert len(source.done) == 1, "the priority that it has is no change"
 
 
+async def test_a_tick_while_the_screen_is_taken_down_does_no_harm() -> None:
+    app = make_app(make_source())
+    async with app.run_test(size=(120, 38)) as pilot:
+        await settled(pilot)
+        await app.screen.remove_children()
+        app._tick()
+
+
 async def test_moving_onto_a_request_lights_its_blocks() -> None:
     app = make_app(make_source())
     async with app.run_test(size=(160, 48)) as pilot:

@@ -144,6 +144,8 @@ class View(Screen[None]):
 
     def show_age(self) -> None:
         """Draws what changes by itself as time goes on."""
+        if not self.query(Header):  # not composed yet, or taken down already
+            return
         session = self.session
         now_s = session.clock()
         self.query_one(Header).show_state(session.state, session.modes, now_s)
