@@ -25,7 +25,7 @@ FULL_SEATS = 0.6
 REPEATED_BAR = 0.25
 PREEMPTIONS_PER_MINUTE_BAR = 6.0
 DOMINANT_BAR = 0.5
-_SMALLER_FORM = {"float32": "int8", "bf16": "int8", "fp16": "int8", "int8": "int4", "fp8": "int4"}
+_SMALLER_FORM = {"float32": "int8", "bf16": "int8", "fp16": "int8", "int8": "int4", "fp8": "int4", "k8v4": "int4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

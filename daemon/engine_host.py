@@ -471,6 +471,9 @@ class EngineHost:
                 self._enter(EngineState.LOADING, what, fraction)
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
+                if self._config is not None and not self.has_fallen_back:
+                    # Measured once, not at every wake.
+                    self._config = replace(self._config, kv_quality=info.kv_quality)
                 self._ready_since_s = time.monotonic()
                 self._is_sleeping = False
                 self._enter(EngineState.READY, "", 1.0)
@@ -549,6 +552,7 @@ def on_the_cpu(config: EngineConfig) -> EngineConfig:
         device="cpu",
         dtype="auto",
         kv_cache_dtype="auto",
+        kv_quality=None,
         num_blocks=None,
         gpu_memory_utilization=None,
         max_num_batched_tokens=None,

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 
+from pagedd.engine.kv.quality import KVQuality
+
+BLOCK_SIZES = (8, 16, 32)
+# Of free memory, by the kind of device: what the pool takes where nobody says.
+DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -17,6 +23,7 @@ class EngineConfig:
         kv_quality_check: what to do when a quantized cache is not as good as it should be: `warn`, `refuse`, or `off`,
             which does not measure it.
         kv_quality_token_ids: the text to measure it on; empty measures nothing.
+        kv_quality: what an engine with these settings found on it before: of the same form, it is not measured again.
         block_size: tokens per KV block: 8, 16 or 32.
         num_blocks: exact pool size; None sizes it from free memory.
         gpu_memory_utilization: share of the device's *free* memory for the pool; None is 0.9 on a GPU, 0.3 on a CPU.
@@ -41,6 +48,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     kv_quality_check: str = "warn"
     kv_quality_token_ids: tuple[int, ...] = ()
+    kv_quality: KVQuality | None = None
     block_size: int = 16
     num_blocks: int | None = None
     gpu_memory_utilization: float | None = None

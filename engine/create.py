@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pagedd.engine.config import EngineConfig, SchedulerConfig
+from pagedd.engine.config import BLOCK_SIZES, DEFAULT_MEMORY_SHARE, EngineConfig, SchedulerConfig
 from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.cuda_graphs import DecodeGraphs, capture_on_gpu, graph_bytes
 from pagedd.engine.engine import Engine
@@ -20,7 +20,6 @@ from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.create_tiers import create_tiers
 from pagedd.engine.kv.open_pages import num_pages_for
-from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.kv_quality_check import MAX_TOKENS, check_kv_quality, judge, reference_form
@@ -36,9 +35,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[float, str], None]
 
-BLOCK_SIZES = (8, 16, 32)
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
-DEFAULT_MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
 
 
 def create_engine(
@@ -123,7 +120,8 @@ def create_runner(
         )
     open_bytes = num_pages * KVStorage.bytes_per_page(loaded.config, kv_form, config.block_size)
     reserve_bytes += open_bytes
-    is_checked = kv_form.dtype is None and config.kv_quality_check != "off"
+    quality = config.kv_quality if config.kv_quality and config.kv_quality.form == kv_form.name else None
+    is_checked = kv_form.dtype is None and config.kv_quality_check != "off" and quality is None
     text = config.kv_quality_token_ids[: min(MAX_TOKENS, max_model_len)] if is_checked else ()
     if text:
         per_block = KVStorage.bytes_per_block(loaded.config, reference_form(model.kv_forms), config.block_size)
@@ -155,7 +153,6 @@ def create_runner(
         launch_everything(runner, budget, max_logits_rows, max_model_len, config.block_size)
     progress(0.9, "warming up")
     warm_up(runner, min(budget, max_model_len, pool.num_tokens), max_logits_rows, config.block_size)
-    quality: KVQuality | None = None
     if text:
         progress(0.9, "checking the KV cache's quality")
         text = text[: pool.num_tokens]

@@ -12,16 +12,14 @@ from typing import Any
 from pagedd.client.percent import percent
 from pagedd.daemon.tune.agreement import agreement
 from pagedd.daemon.tune.trial import TrialResult
-from pagedd.engine.config import EngineConfig
+from pagedd.engine.config import BLOCK_SIZES, DEFAULT_MEMORY_SHARE, EngineConfig
 from pagedd.engine.kv.quality import AGREEMENT_BARS
 
 # Two rounds of the same settings differ by so much.
 LEAST_GAIN = 1.03
-BLOCK_SIZES = (8, 16, 32)
 # Above this a pool is the limit; below, more memory changes nothing.
 FULL_POOL = 0.85
-DEFAULT_SHARE = {True: 0.9, False: 0.3}  # by whether it is a GPU
-SHARES = {True: (0.95,), False: (0.5, 0.7)}
+SHARES = {"cuda": (0.95,), "cpu": (0.5, 0.7)}
 QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 
 
@@ -54,12 +52,12 @@ class Tuning:
         self.changes: dict[str, Any] = {}
         self._attempt = attempt
         self._texts = texts
-        self._is_gpu = is_gpu
+        self._device = "cuda" if is_gpu else "cpu"
         self._best = TrialResult()
         self._num_steps = 0
 
     def run(self) -> Iterator[Tried]:
-        """Every trial as it is done. Whoever stops listening keeps what was found until then."""
+        """Every trial, when its step is decided. Whoever stops listening keeps what was decided until then."""
         self._best = self._attempt(self.config, None)
         yield Tried("as configured", {}, self._best, None, note=self._best.error, is_kept=True)
         if self._best.error:
@@ -67,8 +65,8 @@ class Tuning:
         yield from self._step("prefix caching", self._others("enable_prefix_caching", (True, False)))
         yield from self._step("block size", self._others("block_size", BLOCK_SIZES))
         if self._best.kv_usage >= FULL_POOL or self._best.preemptions_per_s:
-            share = self.config.gpu_memory_utilization or DEFAULT_SHARE[self._is_gpu]
-            larger = [value for value in SHARES[self._is_gpu] if value > share and self.config.num_blocks is None]
+            share = self.config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[self._device]
+            larger = [value for value in SHARES[self._device] if value > share and self.config.num_blocks is None]
             yield from self._step("memory share", [{"gpu_memory_utilization": value} for value in larger])
         yield from self._seats()
         yield from self._kv_form()

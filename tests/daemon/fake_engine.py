@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
+from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
 
@@ -184,7 +186,8 @@ def create_engine(
     config: EngineConfig, progress: Callable[[float, str], None]
 ) -> tuple[engine_process.EngineLike, EngineInfo]:
     """`ok`, `ok-until-exit`, `slow`, `until:PATH` is there, `error:CODE`, `fault`, `vanish`, `vanish-once:PATH`, which
-    the first makes. Or for a device: `away` but on a CPU, `away-while:PATH` is there.
+    the first makes; `checks` its cache, and finds its own pid. Or for a device: `away` but on a CPU, `away-while:PATH`
+    is there.
     """
     kind, _, argument = os.environ.get("FAKE_ENGINE_LOAD", config.model).partition(":")
     if kind == "slow":
@@ -206,7 +209,11 @@ def create_engine(
         if argument:
             Path(argument).touch()
         os._exit(9)
-    return FakeEngine(dies_of_exit=kind == "ok-until-exit"), INFO
+    info = INFO
+    if kind == "checks":
+        found = KVQuality(form="int8", agreement=0.95, divergence_nats=0.01, num_tokens=os.getpid())
+        info = replace(INFO, kv_quality=config.kv_quality or found)
+    return FakeEngine(dies_of_exit=kind == "ok-until-exit"), info
 
 
 if __name__ == "__main__":

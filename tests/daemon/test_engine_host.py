@@ -324,6 +324,21 @@ async def test_an_engine_that_sleeps_has_no_process_until_it_is_woken(start_host
     await until(lambda: engine.tokens_of("b") == [6, 7, 8])
 
 
+async def test_the_caches_quality_is_measured_by_the_first_engine_and_known_to_those_after_it(
+    start_host: StartHost,
+) -> None:
+    engine = await start_host("checks")
+    first_pid = engine.host.pid
+    engine.host.begin_sleep()
+    await engine.host.sleep()
+    engine.host.wake()
+    await until(lambda: engine.host.state is EngineState.READY)
+    assert engine.host.pid != first_pid
+    assert engine.host.info is not None
+    assert engine.host.info.kv_quality is not None
+    assert engine.host.info.kv_quality.num_tokens == first_pid
+
+
 async def test_a_host_stops_while_its_engine_sleeps(start_host: StartHost) -> None:
     engine = await start_host()
     engine.host.begin_sleep()

@@ -12,6 +12,7 @@ import torch
 from pagedd.daemon.models import resolve_model
 from pagedd.daemon.text.sample import sample_text
 from pagedd.daemon.text.tokenizer import TextTokenizer
+from pagedd.engine import create
 from pagedd.engine.batch import Batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine, create_runner
@@ -174,3 +175,21 @@ def test_nothing_is_measured_where_there_is_no_reason(
     config = dataclasses.replace(checked, **settings)  # type: ignore[arg-type]
     _, info = create_runner(config, lambda share, what: None, lambda config, progress: loaded)
     assert info.kv_quality is None
+
+
+def test_what_is_known_of_the_form_is_not_measured_again(
+    checked: EngineConfig, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def measure(*args: object, max_rows: int) -> KVQuality:
+        measured.append(quality(0.99, "int8"))
+        return measured[0]
+
+    monkeypatch.setattr(create, "check_kv_quality", measure)
+    for known, expected, num_measured in ((quality(0.95, "int8"), 0.95, 0), (quality(0.95, "int4"), 0.99, 1)):
+        config = dataclasses.replace(checked, kv_quality=known)
+        _, info = create_runner(config, lambda share, what: None, lambda config, progress: loaded)
+        assert info.kv_quality is not None
+        assert info.kv_quality.agreement == expected
+        assert len(measured) == num_measured
