@@ -57,7 +57,7 @@ _ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float | None]]] = {
         lambda stats: stats.contiguous_fragmentation,
     ),
     "pagedd:token_budget": (
-        "Tokens that a step may compute now; fewer than configured after the device's memory ran out.",
+        "Tokens of chunks and guesses that a step may hold now; fewer than configured after memory ran out.",
         lambda stats: stats.token_budget,
     ),
     "pagedd:oldest_wait_seconds": ("How long the first in the queue has waited.", lambda stats: stats.oldest_wait_s),

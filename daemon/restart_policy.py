@@ -77,7 +77,7 @@ class RestartPolicy:
             self._device_away_since_s = now
         if now - self._device_away_since_s < DEVICE_PATIENCE_S:
             return self._next_delay()
-        if self._can_fall_back:
+        if self._can_fall_back and not self.has_fallen_back:
             self.has_fallen_back = True
             return 0.0
         return self._next_delay() if self._has_served else None

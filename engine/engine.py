@@ -11,7 +11,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from pagedd.engine.errors import EngineError, IntegrityError
 from pagedd.engine.kv.disk_writer import DiskWriter
@@ -108,7 +107,7 @@ class Engine:
             num_requests_waiting=scheduler.num_waiting,
             oldest_wait_s=scheduler.oldest_wait_s,
             num_scheduled_tokens=scheduler.num_scheduled_tokens,
-            token_budget=scheduler.budget.tokens,
+            token_budget=scheduler.budget.chunk_tokens,
             steps_total=counters.steps,
             preemptions_total=counters.preemptions,
             prefix_queries_total=counters.prefix_queries,
@@ -251,9 +250,8 @@ class Engine:
             return self._commit(step, sampled)
         self._give_up_launched(step)
         self._runner.check_device()
-        if ran_out and step.num_scheduled_tokens > len(step.scheduled):  # chunks, which can be smaller
-            self._scheduler.budget.shrink(step.num_scheduled_tokens)
-            log.warning("steps hold at most %d tokens for a while", self._scheduler.budget.tokens)
+        if ran_out:
+            log.warning("memory ran out; for a while at most %s", self._scheduler.budget.shrink(step))
         return self._run_one_by_one(step)
 
     def _note_cost(self, step: Step) -> None:
@@ -276,16 +274,22 @@ class Engine:
 
     def _give_up_launched(self, failed: Step) -> None:
         """Nothing that was formed on the results of `failed` counts: its sequences are scheduled again."""
+        given_up: list[Step] = []
         while self._launched:
             step, launched = self._launched.popleft()
-            with suppress(Exception):
+            given_up.append(step)
+            try:
                 launched.result()
+            except Exception as error:
+                traceback.clear_frames(error.__traceback__)  # what it had computed is in the way of the next try
             failed.block_copies += step.block_copies
             failed.block_saves += step.block_saves
             failed.block_loads += step.block_loads
             self._scheduler.blocks.step_finished(step.number)
         self._scheduler.blocks.step_finished(failed.number)
         self._scheduler.withdraw(failed)
+        for item in (item for step in given_up for item in step.scheduled):
+            self._scheduler.blocks.close_unwritten_blocks(item.sequence)
 
     def _commit(self, step: Step, sampled: list[Sampled]) -> list[SequenceOutput]:
         started = time.perf_counter()
@@ -311,6 +315,7 @@ class Engine:
             except Exception as error:
                 log.exception("request %s failed alone", item.sequence.request.request_id)
                 fault = error
+                traceback.clear_frames(error.__traceback__)  # as in `_finish`
                 outputs.append(self._scheduler.fail(item.sequence, *_describe_fault(error)))
             else:
                 num_computed += 1

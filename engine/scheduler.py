@@ -60,7 +60,7 @@ class Scheduler:
         self._seats = Seats(config, blocks, self.counters, clock)
         self._orders = itertools.count()
         self._lookup = PromptLookup(config.num_speculative_tokens)
-        self.budget = TokenBudget(config.max_num_batched_tokens)
+        self.budget = TokenBudget(config.max_num_batched_tokens, config.max_num_seqs)
         self._assumed: Step | None = None
 
     # --- requests come and go -----------------------------------------------------------------------------------------
@@ -212,10 +212,11 @@ class Scheduler:
         # A prompt that is more urgent than somebody who decodes must not wait until decodes leave it a token.
         presses = bool(decoding and prompts) and urgency(min(prompts, key=urgency)) < urgency(decoding[-1])
         num_kept = int(presses and budget > 1)
-        for sequence in decoding:
+        for sequence in self.budget.in_turn(decoding):
             if budget > num_kept and sequence.state is SequenceState.RUNNING and self._seats.grow(sequence, 1, step):
                 self._enter(step, sequence, 1)
                 budget -= 1
+        budget = min(budget, self.budget.chunk_tokens)
         return budget - (self._add_guesses(step, budget) if self._assumed is None else 0)
 
     def _add_guesses(self, step: Step, budget: int) -> int:
@@ -261,7 +262,7 @@ class Scheduler:
                 budget -= chunk
             if len(self._seats.preemptions) > num_preemptions:  # somebody left the step
                 num_preemptions = len(self._seats.preemptions)
-                budget = self.budget.tokens - step.num_scheduled_tokens
+                budget = self.budget.left(step)
         if halved is not None and halved in step.scheduled and budget > 0:
             self._extend(step, halved, budget)
 

@@ -2,8 +2,9 @@
 
 Text repeats itself: names, code, quotations, loops. The tokens that followed the last occurrence of the latest few are
 computed together with the next one, and what the sampler would not have drawn itself is thrown away. So the answer is
-the same, greedy or not: a draw is a function of logits, seed and position alone. Owns what is guessed and how much; how
-guesses are verified is `Scheduler.commit`'s.
+the same, greedy or not: a draw is a function of logits, seed and position alone. But for rounding: attention sums
+several rows of a sequence in another order than one, and a near tie may fall the other way. Owns what is guessed and
+how much; how guesses are verified is `Scheduler.commit`'s.
 
 What a guess costs depends on the company. A step of one or two sequences waits for the weights, and a few more rows are
 almost free. A full batch pays for each row, though less than for a sequence's first (its keys and values are read

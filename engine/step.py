@@ -67,6 +67,11 @@ class Step:
     def num_scheduled_tokens(self) -> int:
         return sum(item.num_scheduled_tokens for item in self.scheduled)
 
+    @property
+    def num_chunk_tokens(self) -> int:
+        """Of sequences that compute more than one."""
+        return sum(item.num_scheduled_tokens for item in self.scheduled if item.num_scheduled_tokens > 1)
+
 
 @dataclass(slots=True)
 class Sampled:

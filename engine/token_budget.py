@@ -1,27 +1,58 @@
-"""How many tokens a step may compute: as configured, and fewer for a while after the device's memory ran out."""
+"""How much a step may hold: as configured, and less for a while after the device's memory ran out.
+
+Chunks and guesses give way first, for a sequence that decodes takes least. Where decodes alone are too much, fewer go
+into a step, and take turns: nobody who runs stands still.
+"""
+
+from pagedd.engine.sequence import Sequence
+from pagedd.engine.step import Step
 
 LEAST_TOKENS = 16
-_CALM_STEPS = 256  # after so many steps without a fault the budget is doubled, up to what is configured
+_CALM_STEPS = 256  # after so many steps without a fault what is allowed doubles, up to what is configured
 
 
 class TokenBudget:
-    """`tokens` is the budget of the next step."""
+    """Of the next step.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._num_calm_steps = 0
-        self.tokens = most
+    Attributes:
+        tokens: in all, as configured.
+        chunk_tokens: of sequences that compute more than one, in chunks or with guesses.
+        num_decodes: sequences that may decode.
+    """
 
-    def shrink(self, num_tokens: int) -> None:
-        """Memory ran out in a step of `num_tokens`: half of that must do."""
-        self.tokens = min(self.tokens, max(LEAST_TOKENS, num_tokens // 2))
+    def __init__(self, tokens: int, max_num_seqs: int) -> None:
+        self.tokens = self.chunk_tokens = tokens
+        self.num_decodes = self._max_num_seqs = max_num_seqs
+        self._turn = 0
         self._num_calm_steps = 0
+
+    def in_turn(self, decoding: list[Sequence]) -> list[Sequence]:
+        """Those of `decoding` that the step may hold; the next ones come with the next step."""
+        if len(decoding) <= self.num_decodes:
+            return decoding
+        start = self._turn % len(decoding)
+        self._turn = start + self.num_decodes
+        return (decoding[start:] + decoding[:start])[: self.num_decodes]
+
+    def left(self, step: Step) -> int:
+        """Tokens that chunks may still have in it."""
+        return min(self.tokens - step.num_scheduled_tokens, self.chunk_tokens - step.num_chunk_tokens)
+
+    def shrink(self, step: Step) -> str:
+        """Memory ran out in `step`: half of it must do. Returns what holds from now on, in words."""
+        self._num_calm_steps = 0
+        if step.num_chunk_tokens:
+            self.chunk_tokens = min(self.chunk_tokens, max(LEAST_TOKENS, step.num_chunk_tokens // 2))
+            return f"chunks and guesses have {self.chunk_tokens} tokens a step"
+        self.num_decodes = min(self.num_decodes, max(1, len(step.scheduled) // 2))
+        return f"{self.num_decodes} sequences decode in a step"
 
     def note_step(self) -> None:
         """A step came back."""
-        if self.tokens == self._most:
+        if self.chunk_tokens == self.tokens and self.num_decodes == self._max_num_seqs:
             return
         self._num_calm_steps += 1
         if self._num_calm_steps == _CALM_STEPS:
-            self.tokens = min(2 * self.tokens, self._most)
+            self.chunk_tokens = min(2 * self.chunk_tokens, self.tokens)
+            self.num_decodes = min(2 * self.num_decodes, self._max_num_seqs)
             self._num_calm_steps = 0

@@ -155,6 +155,11 @@ class BlockManager:
         for logical in range(first, end):
             self.open_pages.close(sequence.block_table[logical])
 
+    def close_unwritten_blocks(self, sequence: Sequence) -> None:
+        """Of a step that was given up: blocks behind the last computed token need a page when they are written to."""
+        for block_id in sequence.block_table[-(-sequence.num_computed_tokens // self.block_size) :]:
+            self.open_pages.close(block_id)
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives `child`, which starts with the same computed tokens, every block of `parent`."""
         for block_id in parent.block_table:

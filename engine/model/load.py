@@ -234,8 +234,8 @@ def choose_device(name: str) -> torch.device:
         if not count:  # its driver may start later than this
             raise EngineError("device_unavailable", f"device {name!r}, but torch sees no GPU; look at the driver")
         device = torch.device("cuda", device.index or 0)
-        if device.index >= count:
-            raise EngineError("invalid_setting", f"device {name!r}, but torch sees {count} GPUs; use auto or cpu")
+        if device.index >= count:  # it may be lost, or late, beside others that are there
+            raise EngineError("device_unavailable", f"device {name!r}, but torch sees {count} GPUs; look at the driver")
     return device
 
 

@@ -87,6 +87,20 @@ def test_a_device_that_can_never_serve_is_replaced_at_once_where_that_is_configu
     assert policy.after_failed_load("unsupported_device") is None
 
 
+def test_a_device_that_is_away_for_the_cpu_as_well_is_awaited_with_pauses(clock: Clock) -> None:
+    policy = RestartPolicy(can_fall_back=True, clock=clock)
+    policy.after_failed_load("device_unavailable")
+    clock.now += 100
+    assert policy.after_failed_load("device_unavailable") == 0.0
+    assert policy.has_fallen_back
+    policy.after_serving(1.0)
+    for _ in range(3):
+        clock.now += 100
+        delay_s = policy.after_failed_load("device_unavailable")
+        assert delay_s is not None
+        assert delay_s > 0
+
+
 def test_a_device_that_was_there_meanwhile_has_not_been_away_all_the_time(clock: Clock) -> None:
     policy = RestartPolicy(can_fall_back=True, clock=clock)
     policy.after_serving(1)

@@ -155,6 +155,40 @@ def test_a_chunk_too_large_for_the_memory_is_computed_in_halves_and_later_ones_a
     assert max(runner.sizes) <= 300
 
 
+def test_a_shortage_of_memory_makes_chunks_smaller_and_nobody_who_decodes_stand_still(bench) -> None:
+    b = bench(num_blocks=400, max_num_seqs=12, max_num_batched_tokens=24, max_model_len=100)
+    runner = TightRunner(b.runner, 1000)
+    engine = Engine(runner, b.scheduler)
+    for i in range(11):
+        engine.add(request(str(i), [i % 9, 1], max_tokens=60))
+    for _ in range(3):
+        engine.step()
+    engine.add(request("chunk", [1, 2, 3, 4, 5], max_tokens=60))
+    runner.num_tokens = 15
+    engine.step()
+    runner.num_tokens = 1000
+    outputs = [output.request_id for _ in range(20) for output in engine.step()]
+    assert {outputs.count(str(i)) for i in range(11)} == {20}
+
+
+def test_decodes_that_are_too_many_for_the_memory_take_turns(bench, cold) -> None:
+    b = bench(num_blocks=100, max_num_seqs=8)
+    runner = TightRunner(b.runner, 1000)
+    engine = Engine(runner, b.scheduler)
+    prompts = {str(i): [i, 1] for i in range(8)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, max_tokens=20))
+    outputs: dict[str, list] = {}
+    for output in engine.step():
+        outputs.setdefault(output.request_id, []).append(output)
+    runner.num_tokens = 4
+    runner.sizes.clear()
+    for name, more in drain(engine).items():
+        outputs.setdefault(name, []).extend(more)
+    assert {name: tokens(outputs[name]) for name in prompts} == {name: cold(p, 20) for name, p in prompts.items()}
+    assert sum(size > 4 for size in runner.sizes) == 1, "tried once, and then fewer at a time"
+
+
 def test_a_request_that_memory_cannot_hold_in_the_smallest_pieces_fails_alone(bench, cold) -> None:
     b = bench(num_blocks=40, max_num_batched_tokens=600, max_model_len=100)
     engine = Engine(TightRunner(b.runner, 4), b.scheduler)

@@ -378,3 +378,14 @@ def test_the_real_model_gives_the_same_tokens_running_ahead(model_gguf) -> None:
         return tokens
 
     assert answers("on") == answers("off")
+
+
+def test_a_step_that_is_given_up_leaves_no_page_open_for_what_it_did_not_compute() -> None:
+    ahead = Ahead(num_blocks=200, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=400)
+    first, urgent = [i % 7 for i in range(380)], [(i * 3 + 1) % 5 for i in range(200)]
+    ahead.add("first", first, 2, priority=-100)
+    ahead.device.result_faults.append(RuntimeError("kernel"))
+    ahead.step()  # its first chunk fails while its second is on its way
+    ahead.add("urgent", urgent, 2, priority=100)
+    ahead.drain()
+    assert ahead.tokens == {"first": until_stop(first, 2), "urgent": until_stop(urgent, 2)}

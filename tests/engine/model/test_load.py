@@ -166,7 +166,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_count(monkeypatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert choose_device("cuda") == torch.device("cuda", 0)
-    with pytest.raises(EngineError, match="invalid_setting: device 'cuda:1', but torch sees 1 GPUs"):
+    with pytest.raises(EngineError, match="device_unavailable: device 'cuda:1', but torch sees 1 GPUs"):
         choose_device("cuda:1")
 
 
