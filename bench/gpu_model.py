@@ -176,16 +176,16 @@ def engine_rates(
     engine, _ = create_engine(config, lambda share, what: None, load=lambda config, progress: loaded)
     for batch in sizes.batches:
         rate = decode_rates[batch] = _decode(engine, batch, sizes)
-        share = rate * bytes_of_a_step(loaded) / copy_rate if batch == 1 else None
+        share = rate * bytes_of_a_step(loaded.model.weight_bytes, sizes, dtype) / copy_rate if batch == 1 else None
         yield f"pagedd, decode, batch {batch}", rate, "tokens/s", share
         yield f"times transformers (eager), batch {batch}", rate / their_rates[batch], "", None
     yield "pagedd, prefill", _prefill(engine, sizes.chunk), "tokens/s", None
 
 
-def bytes_of_a_step(loaded: LoadedModel) -> int:
-    """Of weights that a decode step of one sequence reads: all but the embedding, of which it wants one row."""
-    config = loaded.config
-    return loaded.model.weight_bytes - config.vocab_size * config.hidden_size * loaded.dtype.itemsize
+def bytes_of_a_step(weight_bytes: int, sizes: Any, dtype: torch.dtype) -> int:
+    """What a decode step of one sequence reads of them: all but the embedding, of which it wants one row."""
+    embedding_bytes: int = sizes.vocab * sizes.hidden * dtype.itemsize
+    return weight_bytes - embedding_bytes
 
 
 def compiled_rates(
