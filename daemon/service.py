@@ -344,6 +344,8 @@ class Service:
             if is_held:
                 await self._awake()
                 entries = [entry for entry in entries if not entry.request.has_ended]
+                if not entries:
+                    return  # everybody left while it slept
                 self._enter_quotas(entries, model)
             requests = [await self._engine_request(entry, model) for entry in entries]
             # Whoever left meanwhile holds nothing any more, and must not begin to.

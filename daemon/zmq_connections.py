@@ -1,12 +1,15 @@
 """How many connections a ZeroMQ socket may have: libzmq has no bound, and aborts when no descriptor is left.
 
 Owns the count, which the socket's monitor tells, and the end of what is beyond the bound. Who sends what is
-`zmq_router.py`'s; the bound of HTTP is in `http_connection.py`.
+`zmq_router.py`'s, how much memory they may fill `zmq_memory.py`'s; the bound of HTTP is in `http_connection.py`.
 """
 
+import fcntl
 import logging
 import os
 import socket
+import struct
+import termios
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.http_connection import max_connections
 
 log = logging.getLogger(__name__)
@@ -65,16 +69,28 @@ class ConnectionMonitor:
                 self._end(fd)
         return was_lost
 
+    def end(self, *, only_senders: bool) -> list[Caller]:
+        """Ends every connection, or those whose bytes wait to be read; tells whose they were."""
+        ended = (self._end(fd, only_senders=only_senders) for fd in list(self._open))
+        return [caller for caller in ended if caller is not None]
+
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
 
-    def _end(self, fd: int) -> None:
-        """libzmq reads the end of the connection, and closes its descriptor itself."""
+    def _end(self, fd: int, *, only_senders: bool = False) -> Caller | None:
+        """libzmq reads the end of the connection, and closes its descriptor itself. None when it goes on, or has ended."""
         try:
             connection = socket.socket(fileno=os.dup(fd))
         except OSError:
-            return  # it has ended by itself
+            return None  # it has ended by itself
         with connection, suppress(OSError):
-            if connection.getsockname() == str(self._path):
+            if connection.getsockname() == str(self._path) and (not only_senders or _num_unread_bytes(connection)):
                 connection.shutdown(socket.SHUT_RDWR)
+                return caller_of_socket(connection)
+        return None
+
+
+def _num_unread_bytes(connection: socket.socket) -> int:
+    num_bytes: int = struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0]
+    return num_bytes

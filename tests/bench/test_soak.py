@@ -1,6 +1,6 @@
 """The rules of the soak see what is wrong."""
 
-from pagedd.bench.soak.__main__ import Held
+from pagedd.bench.soak.held import Held
 from pagedd.bench.soak.ledger import Ends, Ledger
 from pagedd.bench.soak.log_lines import unexplained
 
@@ -51,9 +51,9 @@ def test_a_line_that_no_fault_explains_is_found_with_its_trace() -> None:
 
 
 def test_a_descriptor_or_a_process_that_stays_is_told() -> None:
-    before = Held(100 << 20, 30, 12, 3, 200 << 20, 10)
-    assert Held(101 << 20, 30, 14, 2, 190 << 20, 10).grown_beyond(before) == []
-    assert Held(200 << 20, 31, 12, 4, 200 << 20, 10).grown_beyond(before) == [
+    before = Held(100 << 20, 30, 12, 3, 200 << 20, 10, 4)
+    assert Held(101 << 20, 30, 14, 2, 190 << 20, 10, 4).grown_beyond(before) == []
+    assert Held(200 << 20, 31, 12, 4, 200 << 20, 10, 4).grown_beyond(before) == [
         f"rss_bytes: {100 << 20} before, {200 << 20} after, {48 << 20} allowed",
         "num_descriptors: 30 before, 31 after, 0 allowed",
         "num_children: 3 before, 4 after, 0 allowed",
