@@ -147,8 +147,8 @@ class _Door:
             if version != PROTOCOL_VERSION:
                 spoken = PROTOCOL_VERSION.decode()
                 raise PageddError("protocol_version", f"{version[:32]!r}; this daemon speaks {spoken}")
-            message_id = _id_of(payload)
-            message = _decode(payload)
+            message_id = id_of(payload)
+            message = decode_message(payload)
             ID.check(message.id)
             if peer.caller is None:
                 raise PageddError("forbidden", "the kernel does not say who you are; connect through ipc://")
@@ -260,7 +260,8 @@ class _AdminDoor(_Door):
         return Ok(id=message_id)
 
 
-def _decode(payload: bytes) -> ClientMessage:
+def decode_message(payload: bytes) -> ClientMessage:
+    """Raises `PageddError` for what is no message of a client."""
     try:
         return decode_client(payload)
     except msgspec.DecodeError as error:
@@ -269,7 +270,7 @@ def _decode(payload: bytes) -> ClientMessage:
         raise PageddError("malformed_message", str(error)) from error
 
 
-def _id_of(payload: bytes) -> str:
+def id_of(payload: bytes) -> str:
     """The id in a message whose other fields may be wrong, so that its sender knows which one was refused."""
     try:
         identified = msgspec.msgpack.decode(payload, type=_Identified)

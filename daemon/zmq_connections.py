@@ -79,7 +79,7 @@ class ConnectionMonitor:
         self._monitor.close(linger=0)
 
     def _end(self, fd: int, *, only_senders: bool = False) -> Caller | None:
-        """libzmq reads the end of the connection, and closes its descriptor itself. None when it goes on, or has ended."""
+        """libzmq reads the end, and closes its descriptor itself. None when the connection goes on, or has ended."""
         try:
             connection = socket.socket(fileno=os.dup(fd))
         except OSError:

@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EngineError("model_unavailable", f"{path}: {error.strerror or error}; fetch the model first") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise malformed(f"{path} is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise malformed(f"{path} is not a JSON object")
@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).exists():
         shards = read_json(folder / _INDEX).get("weight_map")
-        if not isinstance(shards, dict):
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise malformed(f"{folder / _INDEX} has no weight_map")
         paths = [folder / name for name in sorted(set(shards.values()))]
         for path in paths:

@@ -1,5 +1,10 @@
-"""The rules of the soak see what is wrong."""
+"""The rules of the soak see what is wrong, and a short soak finds nothing."""
 
+from pathlib import Path
+
+import pytest
+
+from pagedd.bench.soak.__main__ import main
 from pagedd.bench.soak.held import Held
 from pagedd.bench.soak.ledger import Ends, Ledger
 from pagedd.bench.soak.log_lines import unexplained
@@ -58,3 +63,14 @@ def test_a_descriptor_or_a_process_that_stays_is_told() -> None:
         "num_descriptors: 30 before, 31 after, 0 allowed",
         "num_children: 3 before, 4 after, 0 allowed",
     ]
+
+
+# Each fault once: the engine is killed, hung and stopped, the disk is full, clients crowd, the settings are read anew.
+@pytest.mark.slow
+def test_a_daemon_is_after_a_minute_of_faults_as_it_was_before(
+    model_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    status = main(["--seconds", "60", "--interval", "2", "--model", str(model_gguf)])
+    output = capsys.readouterr()
+    assert status == 0, output.err + output.out

@@ -288,9 +288,10 @@ async def test_an_unknown_path_or_method_is_an_error_object_too(served: Served) 
     status, answer = await served.post("/v2/completions", {})
     assert (status, answer["error"]["code"]) == (404, "unknown_route")
     assert answer["error"]["message"] == "POST /v2/completions: there is no such path; docs/api.md lists them"
-    status, answer = await served.get("/v1/completions")
-    assert (status, answer["error"]["code"]) == (404, "unknown_route")
-    assert answer["error"]["message"] == "GET /v1/completions: that path takes POST"
+    async with served.http.get("http://localhost/v1/completions") as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], response.headers["Allow"]) == (405, "method_not_allowed", "POST")
+        assert error["message"] == "GET /v1/completions: that path takes POST"
 
 
 async def test_a_header_that_is_too_long_is_refused_and_the_server_goes_on(served: Served) -> None:
@@ -393,7 +394,7 @@ async def test_any_host_is_right_on_the_socket_and_no_page_is_told_that_it_may_r
         assert response.status == 200
         assert not [name for name in response.headers if name.lower().startswith("access-control")]
     async with served.http.options("http://localhost/v1/completions", headers=headers) as response:
-        assert response.status == 404
+        assert response.status == 405
 
 
 async def test_the_caller_is_who_the_kernel_says(served: Served) -> None:

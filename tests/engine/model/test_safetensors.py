@@ -45,6 +45,17 @@ def test_a_shard_that_is_missing_or_elsewhere_is_named(tmp_path, shard) -> None:
     assert shard.rpartition("/")[2] in refuse(folder).message
 
 
+@pytest.mark.parametrize("weight_map", [{"a": 1}, {"a": ["model.safetensors"]}, {"a": None, "b": "x"}, []], ids=repr)
+def test_an_index_that_names_no_files_is_refused(tmp_path, weight_map) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert "has no weight_map" in refuse(tmp_path).message
+
+
+def test_a_json_file_of_any_depth_is_refused(tmp_path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    assert "is not JSON" in refuse(tmp_path).message
+
+
 def test_a_folder_with_pickled_weights_only_is_refused(tmp_path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
     assert "only pickled weights (pytorch_model.bin)" in refuse(tmp_path).message
