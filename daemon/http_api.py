@@ -52,6 +52,7 @@ from pagedd.daemon.openai_schema import (
 from pagedd.daemon.openapi import openapi_document
 from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
 from pagedd.daemon.service import Service
+from pagedd.daemon.turnstile import Turnstile
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ Door = Callable[[web.Request], Caller]  # who calls; raises `PageddError` for on
 _CALLER = web.RequestKey("caller", Caller)
 _MAX_HEADER_BYTES = 8192
 _BACKLOG = 512
+# About as many milliseconds: what a refusal costs.
+_MAX_STARTS_A_TURN = 8
 _BODY_TIMEOUT_S = 60.0
 # After `Service.close` every answer is complete; what a client has not read by then is cut.
 _SHUTDOWN_S = 2.0
@@ -83,6 +86,7 @@ class HttpApi:
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
         self._connections = ConnectionCount(max_connections())
+        self._turnstile = Turnstile(_MAX_STARTS_A_TURN)
 
     async def start(self) -> None:
         """Binds and serves.
@@ -124,7 +128,7 @@ class HttpApi:
 
     async def _serve(self, door: Door, listener: socket.socket) -> None:
         runner = web.AppRunner(
-            _application(self._service, door),
+            _application(self._service, door, self._turnstile),
             handler_cancellation=True,
             handle_signals=False,
             shutdown_timeout=_SHUTDOWN_S,
@@ -170,20 +174,22 @@ class HttpApi:
         raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
 
 
-def _application(service: Service, door: Door) -> web.Application:
+def _application(service: Service, door: Door, turnstile: Turnstile) -> web.Application:
     handlers = _Handlers(service)
-    application = web.Application(middlewares=[_gate(service, door)], client_max_size=MAX_MESSAGE_BYTES)
+    application = web.Application(middlewares=[_gate(service, door, turnstile)], client_max_size=MAX_MESSAGE_BYTES)
     for route in ROUTES:
         application.router.add_route(route.method, route.path, getattr(handlers, route.handler))
     return application
 
 
-def _gate(service: Service, door: Door) -> Any:
+def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
     """Who calls, and every refusal or fault as OpenAI's error object with its status."""
 
     @web.middleware
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            if request.path not in _OPEN_PATHS:
+                await turnstile.enter()
             request[_CALLER] = door(request)
             return await handler(request)
         except PageddError as error:
