@@ -2,7 +2,7 @@
 
     python -P -m pagedd.bench.fuzz --runs 1000000
 
-Fails (status 1) at the first reader with an input that raises what the reader may not, that takes over ten seconds, or
+Fails (status 1) at the first reader with an input that raises what the reader may not, that takes over a minute, or
 at memory that grows; libFuzzer leaves the input in the working directory, and says its name. Needs atheris
 (requirements-fuzz.lock); tests run the same readers with hypothesis.
 """
@@ -19,7 +19,7 @@ from pagedd.bench.fuzz.targets import TARGETS
 from pagedd.bench.report import Cell, print_report
 
 _WORKER = (sys.executable, "-P", "-m", "pagedd.bench.fuzz.worker")
-_FLAGS = ("-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=1")
+_FLAGS = ("-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=1")
 
 
 def fuzz(name: str, num_runs: int, seed: int) -> dict[str, Cell]:
@@ -57,10 +57,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args(argv)
     names = arguments.only or list(TARGETS)
+    weights = sum(TARGETS[name].weight for name in names)
     rows = []
     for name in names:
         try:
-            rows.append(fuzz(name, -(-arguments.runs // len(names)), arguments.seed))
+            rows.append(fuzz(name, -(-arguments.runs * TARGETS[name].weight // weights), arguments.seed))
         except RuntimeError as found:
             print(found, file=sys.stderr)
             return 1

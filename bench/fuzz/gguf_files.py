@@ -58,4 +58,5 @@ _KEYS = [
 ]
 _TENSOR = _text("token_embd.weight") + struct.pack("<IQQIQ", 2, 4, 2, 0, 0)
 
-TARGET = Target(read, [_file(_KEYS, [_TENSOR], bytes(96)), _file(_KEYS[:3], [], b""), _file([], [], b"", version=2)])
+_SEEDS = [_file(_KEYS, [_TENSOR], bytes(96)), _file(_KEYS[:3], [], b""), _file([], [], b"", version=2)]
+TARGET = Target(read, _SEEDS, weight=1)

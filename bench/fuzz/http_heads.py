@@ -122,6 +122,7 @@ TARGET = Target(
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n{}\r\n0\r\nTrailer: a\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
         b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET http://a:b@[::1]:8/%zz?q HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://a:b@[:]:@/ HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n\x00",
     ],
 )

@@ -81,4 +81,5 @@ TARGET = Target(
         _safetensors({"first": _TENSOR, "__metadata__": {"format": "pt"}}, bytes(16)),
         _safetensors({"first": _TENSOR}, b""),
     ],
+    weight=2,
 )

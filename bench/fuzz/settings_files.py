@@ -32,4 +32,5 @@ TARGET = Target(
         b"a.b.c = [[1, 2], {x = 1979-05-27T07:32:00Z}]\n[cost]\nidle_watts = inf\n",
         b"# ours\nlaptop 0123456789abcdef01234567\nowner sha256:" + b"0" * 64 + b" admin\n",
     ],
+    weight=1,
 )

@@ -10,10 +10,14 @@ _MAX_MESSAGE_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`read` takes any bytes, and raises only for what is a fault; `seeds` are right, or nearly."""
+    """`read` takes any bytes, and raises only for what is a fault; `seeds` are right, or nearly.
+
+    `weight` is its share of the inputs, beside the others'; less for slow ones.
+    """
 
     read: Callable[[bytes], None]
     seeds: Sequence[bytes]
+    weight: int = 8
     max_bytes: int = 4096
 
 

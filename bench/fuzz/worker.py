@@ -6,6 +6,7 @@ Beside crashes and hangs, which libFuzzer finds, memory that grows from the seco
 """
 
 import gc
+import os
 import sys
 
 import atheris
@@ -13,6 +14,7 @@ import atheris
 with atheris.instrument_imports(include=["pagedd"]):
     from pagedd.bench.fuzz.targets import TARGETS
 
+from pagedd.daemon.parent import die_with_parent
 from pagedd.daemon.zmq_memory import resident_bytes
 
 # libFuzzer keeps what it found interesting, and Python its arenas.
@@ -42,6 +44,7 @@ class Growth:
 
 
 def main() -> None:
+    die_with_parent(os.getppid())
     name, num_runs, *flags = sys.argv[1:]
     target = TARGETS[name]
     growth = Growth(int(num_runs))

@@ -71,6 +71,6 @@ def test_a_daemon_is_after_a_minute_of_faults_as_it_was_before(
     model_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    status = main(["--seconds", "60", "--interval", "2", "--model", str(model_gguf)])
+    status = main(["--seconds", "45", "--interval", "2", "--model", str(model_gguf)])
     output = capsys.readouterr()
     assert status == 0, output.err + output.out
