@@ -17,6 +17,7 @@ import msgspec
 
 from pagedd.client import conversation
 from pagedd.client.aio import LOAD_WAIT_S
+from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.options import SamplingOptions
@@ -180,6 +181,9 @@ def make_parser() -> argparse.ArgumentParser:
     pull = command("pull", run_pull, "fetch a model into the cache and verify it")
     pull.add_argument("name", metavar="NAME", help="a known name, or a Hugging Face name")
 
+    completion = command("completion", run_completion, "print what a shell reads to complete pagectl's line")
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
+
     command("version", run_version, "print the versions of pagectl and of the daemon")
     return parser
 
@@ -334,6 +338,11 @@ def run_pull(arguments: argparse.Namespace) -> int:
 def _exec_pagedd(arguments: list[str]) -> NoReturn:
     """Another program, because a client knows nothing of models. `-P` keeps the working directory off sys.path."""
     os.execv(sys.executable, [sys.executable, "-P", "-m", "pagedd.daemon.cli", *arguments])
+
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    print(completion_script(make_parser(), arguments.shell))
+    return 0
 
 
 def run_version(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ ARROWS = {
     "tui": {"client"},
 }
 THIRD_PARTY = {
-    "client": {"zmq", "msgspec"},
+    "client": {"zmq", "msgspec", "shtab"},
     "kernels": {"torch", "triton", "numpy"},  # numpy sorts many times faster than torch on a CPU
     "engine": {"torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy"},
     "daemon": {
