@@ -50,10 +50,10 @@ from pagedd.client.protocol import (
     SetPriority,
     Sleep,
     Stats,
-    StatsFrame,
     UsageReport,
     Wake,
 )
+from pagedd.client.stats_frame import StatsFrame, decode_stats
 
 # A load takes seconds on a CPU, and minutes where kernels are compiled or graphs captured.
 LOAD_WAIT_S = 300.0
@@ -191,7 +191,7 @@ class AsyncClient:
         try:
             while True:
                 for frames in (await link.receive())[0 if every else -1 :]:
-                    yield _decoded(protocol.decode_stats, frames[0])
+                    yield _decoded(decode_stats, frames[0])
         finally:
             link.close()
 

@@ -21,7 +21,6 @@ from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.options import SamplingOptions
-from pagedd.client.protocol import StatsFrame
 from pagedd.client.render import (
     Glyphs,
     printable,
@@ -34,6 +33,7 @@ from pagedd.client.render import (
 )
 from pagedd.client.render_advice import render_advice
 from pagedd.client.render_usage import render_cost, render_usage
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.client.sync import Client
 
 EXIT_REFUSED = 1

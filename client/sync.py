@@ -24,9 +24,9 @@ from pagedd.client.protocol import (
     Pong,
     Prefixes,
     RequestText,
-    StatsFrame,
     UsageReport,
 )
+from pagedd.client.stats_frame import StatsFrame
 
 _Result = TypeVar("_Result")
 

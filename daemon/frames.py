@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockMap, Chat, Generate, RequestRow, StatsFrame
+from pagedd.client.protocol import Chat, Generate
+from pagedd.client.stats_frame import BlockMap, RequestRow, StatsFrame
 from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EVENTS_KEPT

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Chat, DaemonMessage, Ending, Failed, Generate, StatsFrame
+from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate
+from pagedd.client.stats_frame import Ending, StatsFrame
 from pagedd.daemon import admission, poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import LiveFeed, Source
 from pagedd.tui.glyphs import glyphs_for
 from pagedd.tui.line import printable

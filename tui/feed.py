@@ -16,7 +16,8 @@ from typing import Protocol
 from pagedd.client.aio import AsyncClient
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText, StatsFrame
+from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.state import Link
 
 FIRST_RETRY_S = 0.5

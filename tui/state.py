@@ -7,7 +7,7 @@ replayed. Knows no socket and no widget.
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from pagedd.client.protocol import Ending, Event, RequestRow, StatsFrame
+from pagedd.client.stats_frame import Ending, Event, RequestRow, StatsFrame
 from pagedd.tui.history import Rate, Series
 from pagedd.tui.letters import Mark, Marks
 from pagedd.tui.pool import OWNED, Key, Pool

@@ -14,7 +14,6 @@ from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.protocol import (
     Accepted,
     BlockDetail,
-    BlockMap,
     Cancel,
     Chat,
     Choice,
@@ -35,16 +34,15 @@ from pagedd.client.protocol import (
     Pong,
     Prefixes,
     PrefixNode,
-    RequestRow,
     RequestText,
     SetPriority,
     Sleep,
     Stats,
-    StatsFrame,
     Usage,
     UsageReport,
     Wake,
 )
+from pagedd.client.stats_frame import BlockMap, RequestRow, StatsFrame
 from pagedd.client.usage import CallerUsage, Cost
 
 WAIT_S = 10.0

@@ -30,8 +30,8 @@ from pagedd.client.protocol import (
     Pong,
     Sampling,
     SetPriority,
-    StatsFrame,
 )
+from pagedd.client.stats_frame import StatsFrame, decode_stats
 
 FakeDaemon = Any
 
@@ -267,7 +267,7 @@ def test_a_frame_of_an_older_version_still_decodes(make_frame: Callable[..., Sta
     ]
     blocks = make_frame().blocks
     older["blocks"] = {name: getattr(blocks, name) for name in ("block_size", "states", "ref_counts")}
-    decoded = protocol.decode_stats(msgspec.msgpack.encode(older))
+    decoded = decode_stats(msgspec.msgpack.encode(older))
     assert decoded == make_frame()
     assert (decoded.machine, decoded.events, decoded.seq) == (None, [], 0)
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pagedd.client import Client, PageddError
-from pagedd.client.protocol import Cancel, Chat, Delta, Generate, StatsFrame
+from pagedd.client.protocol import Cancel, Chat, Delta, Generate
+from pagedd.client.stats_frame import StatsFrame
 
 FakeDaemon = Any
 

@@ -11,7 +11,8 @@ import zmq
 import zmq.asyncio
 
 from pagedd.client.endpoints import ipc
-from pagedd.client.protocol import Done, Generate, decode_stats, encode
+from pagedd.client.protocol import Done, Generate, encode
+from pagedd.client.stats_frame import decode_stats
 from pagedd.daemon import stats_feed
 from pagedd.daemon.frames import EVENTS_IN_A_FRAME
 

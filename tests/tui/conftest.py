@@ -10,7 +10,8 @@ from textual.pilot import Pilot
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText, StatsFrame
+from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import Pace, Update
 from pagedd.tui.glyphs import UNICODE, Glyphs
 from pagedd.tui.pagetop import Pagetop

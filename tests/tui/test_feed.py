@@ -10,7 +10,8 @@ import zmq
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.endpoints import Endpoints, ipc
-from pagedd.client.protocol import StatsFrame, encode
+from pagedd.client.protocol import encode
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui import feed
 from pagedd.tui.feed import LONGEST_REST_S, REST_S, LiveFeed, Pace, Update
 from pagedd.tui.state import GREY_S, Link

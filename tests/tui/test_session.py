@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import Pace
 from pagedd.tui.recording import read
 from pagedd.tui.session import Session

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import Ending, Event, StatsFrame
+from pagedd.client.stats_frame import Ending, Event, StatsFrame
 from pagedd.tui.state import ENDINGS_KEPT, EVENTS_KEPT, Link, State
 
 from .conftest import NOW_S, played

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagedd.client.percent import percent
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, join, printable, spread
 from pagedd.tui.renderables import numbers

@@ -3,7 +3,7 @@
 import msgspec
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import Device, Machine
+from pagedd.client.stats_frame import Device, Machine
 from pagedd.tui.glyphs import ASCII, UNICODE
 from pagedd.tui.line import Line, text_of, width_of
 from pagedd.tui.renderables.batch import batch_lines, batch_row
