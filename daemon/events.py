@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pagedd.client.errors import ERROR_KINDS
 from pagedd.client.protocol import Event
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Preemption
 

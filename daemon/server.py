@@ -28,7 +28,8 @@ from pagedd.daemon import fatal_trace, logs, systemd
 from pagedd.daemon.activation import Inherited, inherited_sockets
 from pagedd.daemon.advice_metrics import AdviceCollector
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.engine_host import EngineHost
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
 from pagedd.daemon.gpus import freest_device, load_nvml
 from pagedd.daemon.http_api import HttpApi

@@ -20,7 +20,7 @@ from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import PROTOCOL_VERSION, ClientMessage, DaemonMessage, Done, Failed, decode_daemon, encode
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.prepared import PreparedModel
 from pagedd.daemon.service import Service

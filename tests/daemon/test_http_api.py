@@ -16,7 +16,7 @@ import uvloop
 
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon import http_api, http_generate
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 
 from .scripted import EOS, ScriptedHost, Served, decode_events, serving, until
 

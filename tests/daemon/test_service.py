@@ -22,7 +22,7 @@ from pagedd.client.protocol import (
 from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.service import Service
 from pagedd.daemon.text.tokenizer import TextTokenizer
 

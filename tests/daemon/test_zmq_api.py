@@ -46,7 +46,7 @@ from pagedd.client.protocol import (
 )
 from pagedd.daemon import zmq_connections, zmq_router
 from pagedd.daemon.caller import Caller
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
 from pagedd.engine.stats import BlockInfo
 
