@@ -41,6 +41,7 @@ from pagedd.client.protocol import (
     GetStats,
     GetText,
     GetUsage,
+    Load,
     Ok,
     Ping,
     Pong,
@@ -261,6 +262,14 @@ class AsyncClient:
     async def wake(self) -> None:
         """Have the engine load now instead of at the next request. Raises like `sleep`."""
         await self._ask(await self._admin(), Wake(id=next(self._ids)), Ok)
+
+    async def load(self, model: str, served_name: str | None = None) -> None:
+        """Serve another model; returns when it is served, which takes as long as a start.
+
+        Through the admin socket. Raises `PageddError` when it is not; the one before is served on.
+        """
+        order = Load(id=next(self._ids), model=model, served_name=served_name)
+        await self._ask(await self._admin(), order, Ok, waits=True)
 
     async def _read_state(self) -> str:
         return (await self.ping()).state

@@ -141,6 +141,9 @@ def make_parser() -> argparse.ArgumentParser:
         "end the engine and give its memory back; a request wakes it (service owner's rights)",
     )
     command("wake", commands.run_wake, "start the engine again now (needs the service owner's rights)")
+    load = command("load", commands.run_load, "serve another model; requests wait for it (service owner's rights)")
+    load.add_argument("model", metavar="MODEL", help="a known name, a Hugging Face name, or a path")
+    load.add_argument("--name", metavar="NAME", help="under which clients ask for it (default the model's own)")
     priority = command(
         "priority",
         commands.run_priority,

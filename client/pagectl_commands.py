@@ -196,6 +196,14 @@ def run_wake(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_load(arguments: argparse.Namespace) -> int:
+    # The daemon's working directory is another.
+    model = os.path.abspath(arguments.model) if os.path.exists(arguments.model) else arguments.model
+    with Client(arguments.runtime_dir) as client:
+        client.load(_clean(model), arguments.name and _clean(arguments.name))
+    return 0
+
+
 def run_priority(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         client.set_priority(_clean(arguments.request_id), arguments.priority)

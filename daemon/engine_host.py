@@ -92,6 +92,8 @@ class EngineHost:
         self._supervisor: asyncio.Task[None] | None = None
         self._questions: deque[asyncio.Future[Answer]] = deque()
         self._config: EngineConfig | None = None
+        self._config_before: EngineConfig | None = None  # while another is tried
+        self._swap_failure: PageddError | None = None
         self._stopping = asyncio.Event()
         self._wakes = asyncio.Event()
         self._is_sleeping = False
@@ -222,6 +224,27 @@ class EngineHost:
         """Starts the engine again when it sleeps. No effect when it does not."""
         self._wakes.set()
 
+    async def swap(self, config: EngineConfig) -> None:
+        """Ends the engine after `begin_sleep` and starts one with `config`, as `load` does; returns when it is ready.
+
+        Where that one cannot load, another is started with the settings before. Raises `PageddError` with the reason,
+        once it is ready.
+        """
+        while self.state in (EngineState.STARTING, EngineState.LOADING, EngineState.RESTARTING):
+            await self.wait_changed()
+        if self.state in (EngineState.FAILED, EngineState.STOPPED):
+            self.check_ready()
+        self._is_sleeping = True
+        self._config_before, self._config, self._swap_failure = self._config, config, None
+        self.wake()
+        if self.state is not EngineState.ASLEEP:
+            self._tell_to_exit()
+        while self._is_sleeping and self.state is not EngineState.STOPPED:
+            await self.wait_changed()
+        if self._swap_failure is not None:
+            raise self._swap_failure
+        self.check_ready()
+
     async def stop(self) -> None:
         """Ends the engine process, kindly when it is ready and at once when it loads. Safe to call twice."""
         is_serving = self.state in (EngineState.READY, EngineState.STALLED)
@@ -233,9 +256,8 @@ class EngineHost:
             return
         if is_serving:
             self._tell_to_exit()
-        else:
-            if self._child is not None:
-                self._child.end_at_once()
+        elif self._child is not None:
+            self._child.end_at_once()
         await self._supervisor
 
     def _tell_to_exit(self) -> None:
@@ -276,6 +298,11 @@ class EngineHost:
                 await self._wakes.wait()
                 if self._stopping.is_set():
                     return
+                continue
+            if self._config_before is not None and ended.served_s is None:
+                self._swap_failure = ended.load_failure or PageddError("engine_failed", reason)
+                log.error("%s; the model before is loaded again", reason)
+                self._config, self._config_before = self._config_before, None
                 continue
             self._is_sleeping = False
             had_fallen_back = self.has_fallen_back
@@ -336,6 +363,7 @@ class EngineHost:
                 self._enter(EngineState.LOADING, what, fraction)
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
+                self._config_before = None
                 if self._config is not None and not self.has_fallen_back:
                     # Measured once, not at every wake.
                     self._config = replace(self._config, kv_quality=info.kv_quality)

@@ -7,7 +7,7 @@ Owns the tasks in which that happens. Of the prompts of one request all get in o
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon import admission, poison
@@ -37,13 +37,16 @@ class Intake:
         metering: Metering,
         doctor: Doctor,
         suspects: poison.Suspects,
+        served_model: Callable[[], ServedModel],
     ) -> None:
+        """`served_model` is what is served now; it raises `PageddError` when nothing is."""
         self._config = config
         self._host = host
         self._requests = requests
         self._metering = metering
         self._doctor = doctor
         self._suspects = suspects
+        self._served_model = served_model
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_door(self, entries: Sequence[LiveEntry], model: ServedModel) -> None:
@@ -103,6 +106,9 @@ class Intake:
             if is_held:
                 await self._awake()
                 entries = [entry for entry in entries if not entry.request.has_ended]
+                model = self._served_model()  # it may have been loaded meanwhile, in place of the one at the door
+                for entry in entries:
+                    admission.check_message(entry.message, model.name)
                 self._enter_quotas(entries, model)
             requests = [await self._engine_request(entry, model) for entry in entries]
             # Whoever left meanwhile holds nothing any more, and must not begin to.
@@ -126,6 +132,9 @@ class Intake:
             await self._admit_suspect(entry, request, model)
 
     def _submit(self, entry: LiveEntry, request: Request, model: ServedModel) -> None:
+        if model is not self._served_model():
+            self.refuse([entry], PageddError("engine_loading", "another model was loaded meanwhile; send it again"))
+            return
         entry.request.open_texts(model.tokenizer)
         self._requests.apply(entry, Admitted(request))
 

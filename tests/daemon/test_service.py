@@ -23,8 +23,11 @@ from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.model_loading import Candidate
+from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 from pagedd.daemon.text.tokenizer import TextTokenizer
+from pagedd.engine.config import EngineConfig
 
 from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
 
@@ -414,6 +417,81 @@ async def test_what_does_not_end_in_time_is_told_so(host: ScriptedHost, tmp_path
     assert isinstance(heard[-1], Failed)
     assert heard[-1].code == "engine_asleep"
     await service.close()
+
+
+@pytest.fixture
+def other_model(service: Service, tmp_path: Path) -> str:
+    """The name of a model that `service` can load."""
+    folder = write_model(tmp_path / "other", name="other")
+
+    async def find_model(name: str, served_name: str | None) -> Candidate:
+        return Candidate(ServedModel(folder, served_name), EngineConfig(model=name))
+
+    service.find_model = find_model
+    return "other"
+
+
+async def test_another_model_waits_until_what_runs_has_ended_and_what_comes_waits_for_it(
+    service: Service, host: ScriptedHost, other_model: str
+) -> None:
+    heard = await started(service, host)
+    loading = asyncio.create_task(service.load_model(other_model, None, ADMIN))
+    await until(lambda: host.is_sleeping)
+    any_model, by_old_name = [], []
+    service.start([prompt()], ANA, any_model.append)
+    service.start([prompt(model="bytes")], ANA, by_old_name.append)
+    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
+    await loading
+    assert isinstance(heard[-1], Done)
+    assert (service.served_model().name, [config.model for config in host.swapped]) == ("other", ["other"])
+    await until(lambda: bool(any_model and by_old_name))
+    assert isinstance(any_model[0], Accepted)
+    assert isinstance(by_old_name[0], Failed)
+    assert (by_old_name[0].code, "'other'" in by_old_name[0].message) == ("model_not_found", True)
+
+
+async def test_a_model_that_does_not_load_leaves_the_one_before(
+    service: Service, host: ScriptedHost, other_model: str
+) -> None:
+    host.swap_failure = PageddError("no_kv_memory", "scripted")
+    with pytest.raises(PageddError, match="scripted"):
+        await service.load_model(other_model, None, ADMIN)
+    assert service.served_model().name == "bytes"
+    assert isinstance((await started(service, host, prompt(model="bytes")))[0], Accepted)
+    [event] = [event for event in service.events.newest() if "could not" in event.reason]
+    assert event.reason == "another could not be loaded (no_kv_memory); bytes is served"
+
+
+async def test_a_load_goes_on_when_whoever_asked_has_gone_and_admits_no_second(
+    service: Service, host: ScriptedHost, other_model: str
+) -> None:
+    await started(service, host)
+    asked = asyncio.create_task(service.load_model(other_model, "mine", ADMIN))
+    await until(lambda: host.is_sleeping)
+    asked.cancel()
+    for again in (service.load_model(other_model, None, ADMIN), service.sleep()):
+        with pytest.raises(PageddError) as refused:
+            await again
+        assert refused.value.code == "engine_loading"
+    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
+    await until(lambda: service.served_model().name == "mine")
+
+
+async def test_what_does_not_end_before_the_next_model_is_told_so(
+    host: ScriptedHost, service: Service, other_model: str
+) -> None:
+    service._config = DaemonConfig(drain_seconds=0.01)
+    heard = await started(service, host)
+    await service.load_model(other_model, None, ADMIN)
+    assert isinstance(heard[-1], Failed)
+    assert heard[-1].code == "engine_loading"
+
+
+@pytest.mark.parametrize("name", ["", "a" * 5000, "a\0b"])
+async def test_a_name_that_no_model_has_is_refused(service: Service, name: str) -> None:
+    with pytest.raises(PageddError) as refused:
+        await service.load_model(name, None, ADMIN)
+    assert (refused.value.code, refused.value.field) == ("invalid_value", "model")
 
 
 async def test_a_busy_engine_is_not_idle_however_long_it_takes(service: Service, host: ScriptedHost) -> None:
