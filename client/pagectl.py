@@ -24,6 +24,7 @@ EXIT_STATUSES = {
     "engine_loading": os.EX_TEMPFAIL,
     "engine_asleep": os.EX_TEMPFAIL,
     "engine_died": os.EX_TEMPFAIL,
+    "device_yielded": os.EX_TEMPFAIL,
     "engine_stalled": os.EX_TEMPFAIL,
     "shutting_down": os.EX_TEMPFAIL,
     "forbidden": os.EX_NOPERM,

@@ -32,6 +32,7 @@ _TELLING = frozenset(
         "engine_failed",
         "engine_stalled",
         "engine_asleep",
+        "device_yielded",
         "engine_loading",
         "shutting_down",
         "out_of_memory",

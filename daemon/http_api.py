@@ -277,7 +277,7 @@ class _Handlers:
 
     async def health(self, request: web.Request) -> web.Response:
         """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
-        return _json({"status": "live", "state": self._service.state, "detail": self._service.host.describe()})
+        return _json({"status": "live", "state": self._service.state, "detail": self._service.describe()})
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 when a request sent now would be taken."""
@@ -289,18 +289,18 @@ class _Handlers:
 
     async def sleep(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        await self._service.sleep()
+        await self._service.device.sleep()
         return _json({"status": "sleeping"})
 
     async def load(self, request: web.Request) -> web.Response:
         _check_admin(request)
         body = load_request(await _body(request))
-        await self._service.load_model(body.model, body.served_name, request[_CALLER])
+        await self._service.device.load_model(body.model, body.served_name, request[_CALLER])
         return _json({"status": "serving", "model": self._service.served_model().name})
 
     async def wake_up(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        self._service.host.wake()
+        self._service.device.wake()
         return _json({"status": "waking"})
 
     async def _generate(

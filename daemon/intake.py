@@ -38,8 +38,10 @@ class Intake:
         doctor: Doctor,
         suspects: poison.Suspects,
         served_model: Callable[[], ServedModel],
+        wake: Callable[[], None],
     ) -> None:
-        """`served_model` is what is served now; it raises `PageddError` when nothing is."""
+        """`served_model` is what is served now, `wake` wakes the engine; both raise `PageddError` when they cannot."""
+        self._wake = wake
         self._config = config
         self._host = host
         self._requests = requests
@@ -176,7 +178,7 @@ class Intake:
 
     async def _awake(self) -> None:
         """Wakes the engine. Raises `PageddError` when it cannot be had."""
-        self._host.wake()
+        self._wake()
         while self._host.is_sleeping:
             await self._host.wait_changed()
         self._host.check_ready()

@@ -30,12 +30,14 @@ from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
+from pagedd.daemon.gpus import load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_loading import Candidate, find_model
 from pagedd.daemon.reload import Reloader
 from pagedd.daemon.restart_policy import RestartPolicy
+from pagedd.daemon.rivals import Rivals
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
 from pagedd.daemon.telemetry import Reading, Telemetry, TelemetryCollector
@@ -48,6 +50,8 @@ _EXTEND_S = 60
 _TELL_INTERVAL_S = 10.0
 # Counters are read so often that work and idle time can be told apart.
 _METER_INTERVAL_S = 1.0
+# How often to look who else wants the device.
+_RIVALS_INTERVAL_S = 2.0
 # Beyond the drain: closing sockets, and an engine in the middle of a long step.
 _CLOSE_S = 10
 
@@ -87,7 +91,7 @@ class Daemon:
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
         self._service.read_machine = self._read_machine
-        self._service.find_model = self._find_model
+        self._service.device.find_model = self._find_model
         registry = self._service.metrics.registry
         registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
@@ -138,6 +142,7 @@ class Daemon:
         teller = asyncio.create_task(self._tell_systemd_while_loading())
         meter = asyncio.create_task(self._meter())
         sleeper = asyncio.create_task(self._sleep_when_idle())
+        yielder = asyncio.create_task(self._yield_to_rivals())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             # While the engine process imports its libraries.
@@ -153,6 +158,7 @@ class Daemon:
             teller.cancel()
             meter.cancel()
             sleeper.cancel()
+            yielder.cancel()
 
     async def _find_model(self, name: str, served_name: str | None) -> Candidate:
         """Another model, while one is served."""
@@ -188,7 +194,14 @@ class Daemon:
             await asyncio.sleep(min(_METER_INTERVAL_S, limit_s))
             if self._service.idle_s >= limit_s:
                 log.info("no request for %g s", limit_s)
-                await self._service.sleep()
+                await self._service.device.sleep()
+
+    async def _yield_to_rivals(self) -> None:
+        rivals = Rivals(self._config, load_nvml())
+        while rivals.are_awaited:
+            # In a thread, because drivers and a look at all processes take their time.
+            await self._service.device.yield_device(await asyncio.to_thread(rivals.claim, self._host.info))
+            await asyncio.sleep(_RIVALS_INTERVAL_S)
 
     async def _meter(self) -> None:
         """Once a second: energy, and a look at how the engine does."""

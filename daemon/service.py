@@ -1,16 +1,14 @@
 """The use cases that both APIs call: start a request, cancel it, change its priority, show the daemon's state.
 
-Owns what the engine's fate means for its requests, and the order of drain and sleep. How a request gets in is
-`intake.py`'s, what becomes of it `live_requests.py`'s. Knows neither HTTP nor ZeroMQ: a request's messages go to a
-`Sink` that its API gave.
+Owns what the engine's fate means for its requests. How a request gets in is `intake.py`'s, what becomes of it
+`live_requests.py`'s, when the engine sleeps `device_use.py`'s. Knows neither HTTP nor ZeroMQ: a request's messages go
+to a `Sink` that its API gave.
 """
 
-import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
@@ -19,6 +17,7 @@ from pagedd.daemon import admission, poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.crash_reports import Crash, CrashReports, InFlight, state_directory
+from pagedd.daemon.device_use import DeviceUse
 from pagedd.daemon.doctor import Doctor
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.events import EventLog
@@ -28,7 +27,6 @@ from pagedd.daemon.intake import Intake
 from pagedd.daemon.live_requests import LiveEntry, LiveRequests, Sink
 from pagedd.daemon.metering import Metering
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
-from pagedd.daemon.model_loading import Candidate, FindModel
 from pagedd.daemon.requests import Broken, Cancelled, ClientGone, LiveRequest, Phase, Produced
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
@@ -38,17 +36,13 @@ from pagedd.engine.request import Preemption, SequenceOutput
 log = logging.getLogger(__name__)
 
 
-_MODEL = admission.Limit("model", "As in the setting of that name.", max_chars=4096)
-_SERVED_NAME = admission.Limit("served_name", "Under which clients ask for the model.", max_chars=256)
-
-
 class Service:
     """The front's heart. One event loop; every method runs in it, and only tokenizing long texts leaves it.
 
     Attributes:
         read_machine: what processes and devices are doing, for the statistics; any thread may call it. Set by
             `server.py`.
-        find_model: checks and reads another model; set by `server.py`.
+        device: whether the engine has the device, and with which model.
         events: what happened lately, for the statistics.
         metering: who may have how much, and what it costs.
         doctor: what should be changed.
@@ -58,7 +52,6 @@ class Service:
         """`clock` is the quotas'; replaceable so that tests decide what time it is."""
         self.host = host
         self.read_machine: Callable[[], Reading] = Reading
-        self.find_model: FindModel = _no_other_model
         self.events = EventLog()
         self.metering = Metering(config, clock)
         self.doctor = Doctor(self.metering.accounts, caches_prefixes=config.enable_prefix_caching, clock=clock)
@@ -70,13 +63,14 @@ class Service:
         self._crash_reports = CrashReports(state_directory() / "crashes")
         self._frames = Frames(self)
         self._is_draining = False
-        self._is_swapping = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._ready_since_s = time.monotonic()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
         self.metrics = Metrics(self._engine_figures)
         self._live = LiveRequests(host, self.metrics, self.metering, self.events, self._suspects)
-        self._intake = Intake(config, host, self._live, self.metering, self.doctor, self._suspects, self.served_model)
+        self.device = DeviceUse(config, host, self._live, self.events, self.served_model, self.serve)
+        self._intake = Intake(
+            config, host, self._live, self.metering, self.doctor, self._suspects, self.served_model, self.device.wake
+        )
         host.on_preempted = self._on_preempted
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
@@ -113,86 +107,11 @@ class Service:
         """Ends what still runs, each with its terminal message."""
         self.begin_drain()
         self._intake.close()
-        for task in self._tasks:
-            task.cancel()
+        self.device.close()
         for entry in self._live:
             self._live.apply(entry, Broken("shutting_down", "the daemon is stopping", engine_has_it=True))
         if self.model is not None:
             self.model.close()
-
-    # Sleep
-
-    async def sleep(self) -> None:
-        """Gives the device back: running requests may end as when the daemon stops, then the engine process goes.
-
-        The next request starts it again, and waits for it. Raises `PageddError` when there is no engine that could end.
-        """
-        if self._is_swapping:
-            raise PageddError("engine_loading", "a model is being loaded; try again when it serves")
-        if not self.host.is_sleeping:
-            self.host.begin_sleep()
-            await self._whole(self._sleep())
-
-    async def _sleep(self) -> None:
-        await self._running_ended()
-        await self.host.sleep()
-
-    async def load_model(self, name: str, served_name: str | None, by: Caller) -> None:
-        """Serves another model: looked at first, then what runs may end, and the engine is replaced.
-
-        Requests wait meanwhile, and then have to fit the new model. Raises `PageddError` when it cannot be served; the
-        one before serves on. `name` is as in the setting `model`; `served_name` None is the model's own.
-        """
-        for limit, value in ((_MODEL, name), (_SERVED_NAME, served_name)):
-            limit.check(value)
-        if "\0" in name:
-            raise PageddError("invalid_value", "model holds a zero byte, which no name does", field="model")
-        if self._is_swapping:
-            raise PageddError("engine_loading", "another model is being loaded; try again when it serves")
-        if not self.host.is_sleeping:
-            self.host.check_ready()
-        self._is_swapping = True
-        await self._whole(self._load_model(name, served_name, by))
-
-    async def _load_model(self, name: str, served_name: str | None, by: Caller) -> None:
-        before = self.served_model()
-        try:
-            candidate = await self.find_model(name, served_name)
-            try:
-                if not self.host.is_sleeping:
-                    self.host.begin_sleep()
-                    await self._running_ended()
-                self.serve(candidate.text_side)
-                await self.host.swap(candidate.engine)
-            except BaseException:
-                self.serve(before)
-                await candidate.text_side.retire()
-                raise
-            await before.retire()
-            log.info("%s is served in place of %s, as %s asked", candidate.text_side.name, before.name, by.name)
-        except PageddError as error:
-            log.error("the model that %s asked for is not served, %s is: %s", by.name, before.name, error)
-            self.events.add("model", f"another could not be loaded ({error.code}); {before.name} is served")
-            raise
-        except Exception as error:
-            log.exception("fault while another model was loaded")
-            raise PageddError("internal", f"{before.name} is served on; the log has the trace") from error
-        finally:
-            self._is_swapping = False
-
-    async def _running_ended(self) -> None:
-        """Returns when the engine has no request any more, or `drain_seconds` are over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_seconds):
-                while self._live.running():
-                    await self._live.wait_ended()
-
-    async def _whole(self, work: Coroutine[None, None, None]) -> None:
-        """Runs to its end, also when whoever asked for it goes away in the middle."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(task)
 
     @property
     def idle_s(self) -> float:
@@ -286,13 +205,18 @@ class Service:
 
     @property
     def state(self) -> str:
-        """In one word, for people and machines; `stopping` while the daemon drains."""
-        return "stopping" if self._is_draining else self.host.state.value
+        """In one word, for people and machines: the engine's, `yielding`, or `stopping` while the daemon drains."""
+        return "stopping" if self._is_draining else self.device.state
+
+    def describe(self) -> str:
+        """The state in words."""
+        return self.device.describe()
 
     def check_open(self) -> ServedModel:
         """The model that requests can be started on. Raises a `PageddError` with status 503 when there is none now."""
         if self._is_draining:
             raise PageddError("shutting_down", "the daemon is stopping; try again when it is back")
+        self.device.check_not_yielded()
         model = self.served_model()
         if not self.host.is_sleeping:
             self.host.check_ready()
@@ -366,11 +290,7 @@ class Service:
     def _on_ended(self) -> None:
         self._engine_figures.engine_lost()
         for entry in self._live.running():
-            if self._is_swapping:
-                broken = Broken("engine_loading", "it did not end before another model was loaded; send it again")
-            else:
-                broken = Broken("engine_asleep", "it did not end in time; send it again to wake the engine")
-            self._live.apply(entry, broken)
+            self._live.apply(entry, self.device.why_it_ended())
 
     def _on_state(self) -> None:
         self.events.engine_is(self.host.state, self.host.detail, self.host.info)
@@ -390,7 +310,3 @@ class Service:
         return Crash(
             reason=reason, trace=self.host.trace, info=self.host.info, stats=self.host.stats, in_flight=in_flight
         )
-
-
-async def _no_other_model(name: str, served_name: str | None) -> Candidate:
-    raise PageddError("model_unavailable", f"{name}: this daemon serves one model alone")

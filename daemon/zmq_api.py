@@ -234,7 +234,7 @@ class _AdminDoor(_Door):
                 self._answer_later(peer, message_id, self._load(message, caller))
                 return
             case Wake(id=message_id):
-                self._service.host.wake()
+                self._service.device.wake()
                 self._send(peer, Ok(id=message_id))
                 return
             case Cancel(id=message_id, target=target):
@@ -248,11 +248,11 @@ class _AdminDoor(_Door):
         self._send(peer, Ok(id=message_id))
 
     async def _load(self, order: Load, caller: Caller) -> DaemonMessage:
-        await self._service.load_model(order.model, order.served_name, caller)
+        await self._service.device.load_model(order.model, order.served_name, caller)
         return Ok(id=order.id)
 
     async def _sleep(self, message_id: str) -> DaemonMessage:
-        await self._service.sleep()
+        await self._service.device.sleep()
         return Ok(id=message_id)
 
 
