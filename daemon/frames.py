@@ -48,7 +48,7 @@ class Frames:
         service, host = self._service, self._service.host
         reading = await self._read_machine()
         snapshot = None
-        detail = host.describe()
+        detail = service.describe()
         try:
             snapshot = await asyncio.wait_for(host.snapshot(), _SNAPSHOT_TIMEOUT_S)
         except TimeoutError:
