@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -293,6 +293,9 @@ class Service:
         """A message was refused, or its request broke."""
         self.metrics.failed(failure.code)
         self.events.refused(failure.code, failure.message, request_id, failure.field)
+
+    def live_entries(self) -> Iterable[LiveEntry]:
+        return self._live.values()
 
     def live_entry(self, request_id: str) -> LiveEntry | None:
         return self._live.get(request_id)
