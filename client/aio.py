@@ -37,6 +37,7 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
@@ -45,6 +46,7 @@ from pagedd.client.protocol import (
     Ping,
     Pong,
     Prefixes,
+    Previews,
     RequestText,
     SetPriority,
     Sleep,
@@ -210,6 +212,10 @@ class AsyncClient:
         Raises `PageddError`: `request_not_found`, or `forbidden` for another user's.
         """
         return await self._ask(await self._requests(), GetText(id=next(self._ids), target=request_id), RequestText)
+
+    async def previews(self) -> dict[str, str]:
+        """The first words of each live request whose text this user may see, by its daemon-given `request_id`."""
+        return (await self._ask(await self._requests(), GetPreviews(id=next(self._ids)), Previews)).previews
 
     async def usage(self) -> UsageReport:
         """Who has used how much, and what a token costs."""

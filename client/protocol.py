@@ -164,6 +164,12 @@ class GetText(msgspec.Struct, tag="get_text", kw_only=True):
     target: str
 
 
+class GetPreviews(msgspec.Struct, tag="get_previews", kw_only=True):
+    """Ask for the first words of the live requests whose text the asker may see: `Previews`. It costs no step."""
+
+    id: str
+
+
 class GetUsage(msgspec.Struct, tag="get_usage", kw_only=True):
     """Ask who has used how much, and what a token costs: a `UsageReport`."""
 
@@ -187,6 +193,7 @@ ClientMessage = (
     | GetPrefixes
     | EvictPrefix
     | GetText
+    | GetPreviews
     | GetUsage
     | Ping
 )
@@ -382,6 +389,13 @@ class RequestText(msgspec.Struct, tag="text", kw_only=True):
     outputs: list[str] = []
 
 
+class Previews(msgspec.Struct, tag="previews", kw_only=True):
+    """Answer to `GetPreviews`: by daemon-given `request_id`, the prompt's first characters in one line."""
+
+    id: str
+    previews: dict[str, str] = {}
+
+
 class UsageReport(msgspec.Struct, tag="usage", kw_only=True):
     """Answer to `GetUsage`. A row for each caller, the one that used it last at the end; costs are of all together.
 
@@ -403,7 +417,19 @@ class UsageReport(msgspec.Struct, tag="usage", kw_only=True):
 
 
 DaemonMessage = (
-    Accepted | Delta | Done | Failed | Ok | Pong | Stats | BlockDetail | Prefixes | Evicted | RequestText | UsageReport
+    Accepted
+    | Delta
+    | Done
+    | Failed
+    | Ok
+    | Pong
+    | Stats
+    | BlockDetail
+    | Prefixes
+    | Evicted
+    | RequestText
+    | Previews
+    | UsageReport
 )
 
 

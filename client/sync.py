@@ -151,6 +151,10 @@ class Client:
         """Prompt and output so far of a live request."""
         return self._wait(self._client.text(request_id))
 
+    def previews(self) -> dict[str, str]:
+        """The first words of each live request whose text this user may see, by its daemon-given `request_id`."""
+        return self._wait(self._client.previews())
+
     def usage(self) -> UsageReport:
         """Who has used how much, and what a token costs."""
         return self._wait(self._client.usage())

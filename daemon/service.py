@@ -8,7 +8,7 @@ to a `Sink` that its API gave.
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
@@ -240,6 +240,9 @@ class Service:
     def endings(self) -> Sequence[Ending]:
         """How the last requests ended, the newest at the end."""
         return self._live.endings
+
+    def live_entries(self) -> Iterable[LiveEntry]:
+        return iter(self._live)
 
     def live_entry(self, request_id: str) -> LiveEntry | None:
         return self._live.get(request_id)

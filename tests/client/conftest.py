@@ -26,6 +26,7 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
@@ -35,6 +36,7 @@ from pagedd.client.protocol import (
     Pong,
     Prefixes,
     PrefixNode,
+    Previews,
     RequestText,
     SetPriority,
     Sleep,
@@ -115,6 +117,8 @@ class FakeDaemon:
                 return [make_usage(message.id)]
             case EvictPrefix():
                 return [Evicted(id=message.id, num_blocks=2)]
+            case GetPreviews():
+                return [Previews(id=message.id, previews={"r1": "once"})]
             case GetText():
                 return [
                     RequestText(id=message.id, request_id=message.target, prompt="once", outputs=["".join(self.words)])
