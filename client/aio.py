@@ -61,7 +61,7 @@ LOAD_WAIT_S = 300.0
 
 _PICTURES_BEHIND = 64
 
-_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, UsageReport)
+_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, Previews, UsageReport)
 
 
 class AsyncClient:
