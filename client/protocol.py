@@ -116,6 +116,19 @@ class Wake(msgspec.Struct, tag="wake", kw_only=True):
     id: str
 
 
+class Load(msgspec.Struct, tag="load", kw_only=True, omit_defaults=True):
+    """Admin socket only: serve `model` in place of the one that is served; `Ok` when it is, `Failed` when it is not.
+
+    Attributes:
+        model: as the setting of that name: a known name, a Hugging Face name, or a path as the daemon sees it.
+        served_name: under which clients ask for it; None is the model's own.
+    """
+
+    id: str
+    model: str
+    served_name: str | None = None
+
+
 class GetStats(msgspec.Struct, tag="get_stats", kw_only=True):
     """Ask for one `StatsFrame`; `blocks` adds the block map and every block table. Only here rows have a `preview`."""
 
@@ -151,6 +164,12 @@ class GetText(msgspec.Struct, tag="get_text", kw_only=True):
     target: str
 
 
+class GetPreviews(msgspec.Struct, tag="get_previews", kw_only=True):
+    """Ask for the first words of the live requests whose text the asker may see: `Previews`. It costs no step."""
+
+    id: str
+
+
 class GetUsage(msgspec.Struct, tag="get_usage", kw_only=True):
     """Ask who has used how much, and what a token costs: a `UsageReport`."""
 
@@ -168,11 +187,13 @@ ClientMessage = (
     | SetPriority
     | Sleep
     | Wake
+    | Load
     | GetStats
     | GetBlock
     | GetPrefixes
     | EvictPrefix
     | GetText
+    | GetPreviews
     | GetUsage
     | Ping
 )
@@ -368,6 +389,13 @@ class RequestText(msgspec.Struct, tag="text", kw_only=True):
     outputs: list[str] = []
 
 
+class Previews(msgspec.Struct, tag="previews", kw_only=True):
+    """Answer to `GetPreviews`: by daemon-given `request_id`, the prompt's first characters in one line."""
+
+    id: str
+    previews: dict[str, str] = {}
+
+
 class UsageReport(msgspec.Struct, tag="usage", kw_only=True):
     """Answer to `GetUsage`. A row for each caller, the one that used it last at the end; costs are of all together.
 
@@ -389,7 +417,19 @@ class UsageReport(msgspec.Struct, tag="usage", kw_only=True):
 
 
 DaemonMessage = (
-    Accepted | Delta | Done | Failed | Ok | Pong | Stats | BlockDetail | Prefixes | Evicted | RequestText | UsageReport
+    Accepted
+    | Delta
+    | Done
+    | Failed
+    | Ok
+    | Pong
+    | Stats
+    | BlockDetail
+    | Prefixes
+    | Evicted
+    | RequestText
+    | Previews
+    | UsageReport
 )
 
 

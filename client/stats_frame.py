@@ -16,8 +16,8 @@ class RequestRow(msgspec.Struct, kw_only=True):
         num_scheduled_tokens: computed for it in the last step: 0, a token and its guesses, or a prefill chunk.
         max_tokens: most tokens that it may produce; None when the request has just ended.
         preview: the prompt's first characters, in one line. Empty on the stats socket, which everybody hears; an answer
-            to `GetStats` has it for those who may see it (see `BlockDetail` in `protocol.py`). It does not change: ask
-            once a request.
+            to `GetStats` has it for those who may see it (see `BlockDetail` in `protocol.py`). It does not change:
+            `GetPreviews` once a request is enough.
     """
 
     request_id: str
@@ -147,6 +147,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
         events: the newest ones, oldest first, at most 32; a viewer that has seen a frame looks at their `seq`. An
             answer to `GetStats` has all that the daemon keeps, 256.
         seq: grows by one with each picture that the daemon makes; 0 in frames of older versions.
+        interval_s: on the stats socket, how long until the next one. Longer while a model on the CPU has all cores.
         advice: at most one of each cause, most worth first; empty when all is well.
         endings: of the requests that ended last, the newest at the end, at most 32.
     """
@@ -166,6 +167,7 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     machine: Machine | None = None
     events: list[Event] = []
     seq: int = 0
+    interval_s: float = 0.25
     advice: list[Advice] = []
     endings: list[Ending] = []
 

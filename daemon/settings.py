@@ -110,7 +110,9 @@ def add_flags(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> N
         if item.kind is bool:
             parser.add_argument(item.flag, dest=item.name, action=argparse.BooleanOptionalAction, help=shown)
         else:
-            metavar = "|".join(map(str, item.choices)) or item.kind.__name__.upper()
+            metavar = "|".join(map(str, item.choices)) or (
+                "NAMES" if item.kind is tuple else item.kind.__name__.upper()
+            )
             parser.add_argument(item.flag, dest=item.name, metavar=metavar, help=shown)
 
 

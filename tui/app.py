@@ -28,7 +28,7 @@ THEMES = ("auto", "dark", "light", "contrast", "16", "none")
 EXIT_REFUSED = 1
 EXIT_INTERRUPTED = 130
 _ONCE_WIDTH = 120
-_PACE = "Draws four frames a second; one in one to four seconds while all cores are busy, to leave them to the daemon."
+_PACE = "Draws four frames a second; one in two seconds while a model on the CPU keeps all cores busy."
 # The figures that are rates need two frames that are some time apart.
 _ONCE_S = 1.2
 

@@ -25,7 +25,7 @@ import msgspec
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import BlockDetail, DaemonMessage, Evicted, Prefixes, RequestText, decode_daemon, encode
 from pagedd.client.stats_frame import StatsFrame, decode_stats
-from pagedd.tui.feed import Pace, Update
+from pagedd.tui.feed import Update
 from pagedd.tui.state import Link
 
 FORMAT = 1
@@ -144,7 +144,6 @@ class Replay:
         self.name = f"replay {path.name}" if name is None else name
         self.place = ""
         self.gives_every_frame = True
-        self.pace = Pace()
         self._path = path
         self._speed = speed
         self._is_loop = is_loop

@@ -26,14 +26,17 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
+    Load,
     Ok,
     Ping,
     Pong,
     Prefixes,
     PrefixNode,
+    Previews,
     RequestText,
     SetPriority,
     Sleep,
@@ -114,11 +117,13 @@ class FakeDaemon:
                 return [make_usage(message.id)]
             case EvictPrefix():
                 return [Evicted(id=message.id, num_blocks=2)]
+            case GetPreviews():
+                return [Previews(id=message.id, previews={"r1": "once"})]
             case GetText():
                 return [
                     RequestText(id=message.id, request_id=message.target, prompt="once", outputs=["".join(self.words)])
                 ]
-            case Cancel() | SetPriority() | Sleep() | Wake():
+            case Cancel() | SetPriority() | Sleep() | Wake() | Load():
                 return [Ok(id=message.id)]
 
     def _run(self) -> None:
