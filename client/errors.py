@@ -52,6 +52,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "engine_loading": ErrorKind(503, "The model is still loading."),
     "engine_died": ErrorKind(503, "The engine process ended; it is being restarted."),
     "engine_asleep": ErrorKind(503, "The engine was put to sleep while the request ran; the next request wakes it."),
+    "device_yielded": ErrorKind(503, "Another program needs the device; the engine comes back when it does no more."),
     "engine_stalled": ErrorKind(503, "A step of the engine takes very long; if it does not end, another is started."),
     "engine_failed": ErrorKind(503, "The engine could not be started; see the log."),
     "shutting_down": ErrorKind(503, "The daemon is stopping."),

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pagedd.client.percent import percent
-from pagedd.client.protocol import BlockMap, Event, Prefixes, RequestRow, StatsFrame
+from pagedd.client.protocol import Prefixes
+from pagedd.client.stats_frame import BlockMap, Event, RequestRow, StatsFrame
 
 # `S` marks shared blocks, so no sequence gets it.
 _LETTERS = string.ascii_lowercase + string.ascii_uppercase.replace("S", "") + string.digits

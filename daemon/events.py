@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from pagedd.client.errors import ERROR_KINDS
-from pagedd.client.protocol import Event
-from pagedd.daemon.engine_host import EngineState
+from pagedd.client.stats_frame import Event
+from pagedd.daemon.engine_state import EngineState
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Preemption
 
@@ -32,6 +32,7 @@ _TELLING = frozenset(
         "engine_failed",
         "engine_stalled",
         "engine_asleep",
+        "device_yielded",
         "engine_loading",
         "shutting_down",
         "out_of_memory",
@@ -57,7 +58,7 @@ class EventLog:
         self._engine_state: EngineState | None = None
 
     def add(self, kind: str, reason: str, request_id: str = "") -> None:
-        """`kind` is one of those that `protocol.Event` lists."""
+        """`kind` is one of those that `Event` lists."""
         self._add(self._clock(), kind, reason, request_id)
 
     def refused(self, code: str, message: str, request_id: str = "", field: str | None = None) -> None:

@@ -10,6 +10,9 @@ started again. In place of a device that can never serve it does so at once.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+
+from pagedd.engine.config import EngineConfig
 
 DEVICE_PATIENCE_S = 60.0
 MAX_FAILED_LOADS = 3
@@ -89,3 +92,18 @@ class RestartPolicy:
     def _next_delay(self) -> float:
         delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, _MAX_DELAY_S)
         return delay_s
+
+
+def on_the_cpu(config: EngineConfig) -> EngineConfig:
+    """The same on a CPU; what was meant for a card's memory and arithmetic is chosen anew."""
+    return replace(
+        config,
+        device="cpu",
+        dtype="auto",
+        kv_cache_dtype="auto",
+        kv_quality=None,
+        num_blocks=None,
+        gpu_memory_utilization=None,
+        max_num_batched_tokens=None,
+        async_scheduling="auto",
+    )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pagedd.client.protocol import BlockMap, Event, Prefixes, PrefixNode, RequestRow, StatsFrame
+from pagedd.client.protocol import Prefixes, PrefixNode
 from pagedd.client.render import (
     ASCII,
     UNICODE,
@@ -17,6 +17,7 @@ from pagedd.client.render import (
     render_prefixes,
     render_requests,
 )
+from pagedd.client.stats_frame import BlockMap, Event, RequestRow, StatsFrame
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from textwrap import wrap as wrap_words
 
-from pagedd.client.protocol import Event
+from pagedd.client.stats_frame import Event
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, cut, fit, printable
 from pagedd.tui.state import NOTE
