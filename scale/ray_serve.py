@@ -4,12 +4,14 @@ Owns what Ray is told: how many replicas with which resources, and that its own 
 that prompts which begin alike come to the daemon that has their beginning cached.
 """
 
+import asyncio
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,6 +23,8 @@ from pagedd.scale.replica import Replica
 MAX_ONGOING_REQUESTS = 64
 # So many more requests than the idlest replica outweigh a cached prefix.
 IMBALANCED_THRESHOLD = 16
+# After a replica that ended, until the request goes to another: Ray has to hear of it first.
+_PAUSES_S = (0.3, 1.0)
 # Characters of prompts that the router remembers, for all replicas together.
 _REMEMBERED_CHARS = 4_000_000
 
@@ -50,10 +54,17 @@ class Front:
         if not ask.is_relayed:
             error = {"code": "not_found", "message": f"{ask.method} {ask.path}: no route of pagedd behind Ray Serve"}
             return JSONResponse({"error": error}, status_code=404)
-        # The router compares what is given by position, and takes any replica for what is given by name.
-        answer = self._relay.remote(ask) if ask.prompt else self._relay.remote(ask=ask)
-        head = await anext(aiter(answer))
-        return StreamingResponse(answer, status_code=head.status, headers=head.headers)
+        for pause_s in _PAUSES_S:
+            # The router compares what is given by position, and takes any replica for what is given by name.
+            answer = self._relay.remote(ask) if ask.prompt else self._relay.remote(ask=ask)
+            try:
+                head = await anext(aiter(answer))
+            except RayError:  # the replica is gone, and nothing of its answer has come
+                await asyncio.sleep(pause_s)
+            else:
+                return StreamingResponse(answer, status_code=head.status, headers=head.headers)
+        error = {"code": "engine_died", "message": f"{len(_PAUSES_S)} replicas ended with this request; send it again"}
+        return JSONResponse({"error": error}, status_code=503, headers={"Retry-After": "10"})
 
 
 def application(

@@ -87,7 +87,7 @@ def test_what_only_administrators_may_do_is_not_relayed(address: str) -> None:
     assert post(address, "/sleep")[0] == 404
 
 
-def test_a_daemon_that_dies_costs_no_request_that_comes_after_it(address: str) -> None:
+def test_a_daemon_that_dies_costs_no_request_that_comes_after(address: str) -> None:
     _, replica, _ = chat(address, SYSTEMS[0], "Who are you?")
     os.kill(int(replica.split("/")[1]), signal.SIGKILL)
     answers = [chat(address, SYSTEMS[n % 2], f"What is {n}?") for n in range(10)]
