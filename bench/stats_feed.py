@@ -21,7 +21,8 @@ from pagedd.bench.report import Cell, print_report
 from pagedd.client.protocol import encode
 from pagedd.daemon import engine_link
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.engine_host import EngineHost
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.service import Service
 from pagedd.daemon.stats_feed import INTERVAL_S
 from pagedd.engine.config import SchedulerConfig

@@ -116,6 +116,19 @@ class Wake(msgspec.Struct, tag="wake", kw_only=True):
     id: str
 
 
+class Load(msgspec.Struct, tag="load", kw_only=True, omit_defaults=True):
+    """Admin socket only: serve `model` in place of the one that is served; `Ok` when it is, `Failed` when it is not.
+
+    Attributes:
+        model: as the setting of that name: a known name, a Hugging Face name, or a path as the daemon sees it.
+        served_name: under which clients ask for it; None is the model's own.
+    """
+
+    id: str
+    model: str
+    served_name: str | None = None
+
+
 class GetStats(msgspec.Struct, tag="get_stats", kw_only=True):
     """Ask for one `StatsFrame`; `blocks` adds the block map and every block table. Only here rows have a `preview`."""
 
@@ -174,6 +187,7 @@ ClientMessage = (
     | SetPriority
     | Sleep
     | Wake
+    | Load
     | GetStats
     | GetBlock
     | GetPrefixes

@@ -175,6 +175,10 @@ class Client:
         """Change a live request's priority through the admin socket."""
         self._wait(self._client.set_priority(request_id, priority))
 
+    def load(self, model: str, served_name: str | None = None) -> None:
+        """See `AsyncClient.load`."""
+        self._wait(self._client.load(model, served_name))
+
     def sleep(self) -> None:
         """Give the device back; the next request wakes the engine. Through the admin socket."""
         self._wait(self._client.sleep())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pagedd.client.errors import ERROR_KINDS
 from pagedd.client.stats_frame import Event
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Preemption
 
@@ -34,6 +34,7 @@ _TELLING = frozenset(
         "engine_failed",
         "engine_stalled",
         "engine_asleep",
+        "device_yielded",
         "engine_loading",
         "shutting_down",
         "out_of_memory",

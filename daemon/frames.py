@@ -21,7 +21,8 @@ from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 
 if TYPE_CHECKING:
-    from pagedd.daemon.service import LiveEntry, Service
+    from pagedd.daemon.live_requests import LiveEntry
+    from pagedd.daemon.service import Service
 
 VERSION = version("pagedd")
 EVENTS_IN_A_FRAME = 32
@@ -49,7 +50,7 @@ class Frames:
         service, host = self._service, self._service.host
         reading = await self._read_machine()
         snapshot = None
-        detail = host.describe()
+        detail = service.describe()
         try:
             snapshot = await asyncio.wait_for(host.snapshot(), _SNAPSHOT_TIMEOUT_S)
         except TimeoutError:

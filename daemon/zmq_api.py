@@ -30,6 +30,7 @@ from pagedd.client.protocol import (
     GetStats,
     GetText,
     GetUsage,
+    Load,
     Ok,
     Ping,
     Pong,
@@ -230,8 +231,11 @@ class _AdminDoor(_Door):
             case Sleep(id=message_id):
                 self._answer_later(peer, message_id, self._sleep(message_id))
                 return
+            case Load(id=message_id):
+                self._answer_later(peer, message_id, self._load(message, caller))
+                return
             case Wake(id=message_id):
-                self._service.host.wake()
+                self._service.device.wake()
                 self._send(peer, Ok(id=message_id))
                 return
             case Cancel(id=message_id, target=target):
@@ -244,8 +248,12 @@ class _AdminDoor(_Door):
             raise PageddError("request_not_found", f"no live request {target[:ID_MAX_CHARS]!r}", field="target")
         self._send(peer, Ok(id=message_id))
 
+    async def _load(self, order: Load, caller: Caller) -> DaemonMessage:
+        await self._service.device.load_model(order.model, order.served_name, caller)
+        return Ok(id=order.id)
+
     async def _sleep(self, message_id: str) -> DaemonMessage:
-        await self._service.sleep()
+        await self._service.device.sleep()
         return Ok(id=message_id)
 
 

@@ -30,6 +30,7 @@ from pagedd.client.protocol import (
     GetStats,
     GetText,
     GetUsage,
+    Load,
     Ok,
     Ping,
     Pong,
@@ -122,7 +123,7 @@ class FakeDaemon:
                 return [
                     RequestText(id=message.id, request_id=message.target, prompt="once", outputs=["".join(self.words)])
                 ]
-            case Cancel() | SetPriority() | Sleep() | Wake():
+            case Cancel() | SetPriority() | Sleep() | Wake() | Load():
                 return [Ok(id=message.id)]
 
     def _run(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedd.client.errors import ERROR_KINDS
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.events import EVENTS_KEPT, EventLog
 from pagedd.engine.request import Preemption
 
