@@ -7,12 +7,15 @@ as possible, and does not pass from one sequence to the next at once.
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pagedd.client.letters import LETTERS, letter_index
 
 NUM_HUES = 12
 # Numbers that fit into a byte beside the states of `pool.py`; all sequences beyond share the last.
 MAX_MARKS = 240
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Marks:
         self._num_given = 0
         self._others = deque(range(len(LETTERS) + 1, MAX_MARKS))
 
-    def follow(self, live: Iterable[Hashable], holding: Mapping[Hashable, int | None]) -> None:
+    def follow(self, live: Iterable[_Key], holding: Mapping[_Key, int | None]) -> None:
         """Takes the marks of all that are not `live` any more, then gives one to each that is `holding` blocks.
 
         `holding` has the sequences' numbers; those without one are counted here.
