@@ -136,7 +136,7 @@ def main() -> int:
     args = parser.parse_args()
     if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         print(
-            f"not installed here: {', '.join(absent)}; with this Python: pip install {' '.join(NEEDED)}",
+            f"not installed: {', '.join(absent)}; with this Python: pip install {' '.join(NEEDED)}",
             file=sys.stderr,
         )
         return 2

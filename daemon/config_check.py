@@ -11,9 +11,8 @@ import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import on_the_cpu
 from pagedd.daemon.models import find_weights
-from pagedd.daemon.restart_policy import FALLBACK_CODES
+from pagedd.daemon.restart_policy import FALLBACK_CODES, on_the_cpu
 from pagedd.engine.config import EngineConfig
 
 _TIMEOUT_S = 120.0

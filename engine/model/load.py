@@ -241,7 +241,7 @@ def usable_device(name: str) -> torch.device:
 
 def check_current_device() -> None:
     """Waits for the GPU that is in use, if one is. Raises `DeviceLostError` when it answers with an error."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     try:
         torch.cuda.synchronize()
