@@ -13,6 +13,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     Attributes:
         state: waiting, prefill, decode or preempted.
         model: the served name that it asked for.
+        number: counts the engine's sequences by arrival; None in frames of older versions.
         num_scheduled_tokens: computed for it in the last step: 0, a token and its guesses, or a prefill chunk.
         max_tokens: most tokens that it may produce; None when the request has just ended.
         preview: the prompt's first characters, in one line. Empty on the stats socket, which everybody hears; an answer
@@ -38,6 +39,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
     num_scheduled_tokens: int = 0
     max_tokens: int | None = None
     preview: str = ""
+    number: int | None = None
 
 
 class BlockMap(msgspec.Struct, kw_only=True):
@@ -99,7 +101,7 @@ class Event(msgspec.Struct, kw_only=True):
     """Something that happened. `seq` grows by one with each, from 1 at the daemon's start; `time_s` is Unix time.
 
     Attributes:
-        kind: preemption, eviction (a burst of them), refusal, cancel, priority, engine, model.
+        kind: preemption, eviction (a burst of them), refusal, cancel, priority, engine, model, reload.
         reason: what and why, for people, with the numbers; never what a caller wrote.
         request_id: whom it befell, when it was one request.
     """

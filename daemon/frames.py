@@ -156,5 +156,6 @@ def _row(sequence: SequenceSnapshot, entry: "LiveEntry", blocks: bool, viewer: C
         model=entry.request.model,
         num_scheduled_tokens=sequence.num_scheduled_tokens,
         max_tokens=sequence.max_tokens,
+        number=sequence.number,
         preview=preview(entry.message) if viewer is not None and viewer.may_see(entry.caller.tag) else "",
     )

@@ -188,7 +188,8 @@ class State:
             by_key[key] = sequence
         self._by_key = by_key
         self.sequences = list(by_key.values())
-        self._marks.follow(by_key, (key for key, sequence in by_key.items() if sequence.row.num_blocks))
+        numbers = {key: sequence.row.number for key, sequence in by_key.items() if sequence.row.num_blocks}
+        self._marks.follow(by_key, numbers)
         for key, sequence in by_key.items():
             sequence.mark = self._marks.get(key)
         if frame.blocks is None:

@@ -101,7 +101,7 @@ def test_a_recorded_session_does_not_grow_old() -> None:
     assert not session.is_stale
 
 
-def test_a_picture_is_as_old_as_its_daemon_said_it_would_be_before_it_looks_dead() -> None:
+async def test_a_picture_is_as_old_as_its_daemon_said_it_would_be_before_it_looks_dead() -> None:
     clock = Clock()
     session = Session(FakeSource([]), clock=clock)
     (frame,) = some_frames(1)

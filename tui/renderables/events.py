@@ -9,7 +9,7 @@ from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, cut, fit, printable
 from pagedd.tui.state import NOTE
 
-KINDS = ("preemption", "eviction", "refusal", "cancel", "priority", "engine", "model")
+KINDS = ("preemption", "eviction", "refusal", "cancel", "priority", "engine", "model", "reload")
 # Red is for what a person should act on; the rest is the engine doing its work.
 _ROLES = {"refusal": "warn", "engine": "bad", "preemption": "accent", "cancel": "accent", "priority": "accent"}
 _GOOD_NEWS = ("ready", "connected again")
