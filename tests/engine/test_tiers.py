@@ -139,6 +139,20 @@ def test_a_prefix_survives_a_restart(bench, cold, tmp_path: Path) -> None:
     assert (disk.hits_total, disk.promotions_total, disk.read_bytes_total) == (3, 3, 12)
 
 
+def test_what_comes_from_the_disk_was_not_read_from_host_memory(bench, tmp_path: Path) -> None:
+    b = bench(num_blocks=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=3)
+    b.run()
+    b.write_to_disk()
+    b.disk.close()
+    b = bench(num_blocks=20, host_slots=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=3)
+    b.run()
+    b.tiers.costs.load.note(3, 0.5)  # as the runner does that copies
+    host, disk = b.tiers.stats().values()
+    assert (disk.read_bytes_total, host.read_bytes_total, host.read_seconds_total) == (12, 0, 0.0)
+
+
 def test_a_damaged_block_ends_the_hit_and_the_rest_is_computed(bench, cold, tmp_path: Path, caplog) -> None:
     b = bench(num_blocks=20, disk=tmp_path)
     b.add("a", PROMPT, max_tokens=3)
