@@ -172,7 +172,7 @@ class PoolSize:
         return (
             f"KV pool: {self.num_blocks} blocks, {self.num_tokens} tokens, {_gib(self.num_bytes)}; "
             f"{self.num_full_requests:.1f} full-length requests fit"
-        ) + (", one for each seat; num_blocks for more cached prefixes" if self.is_memory_left else "")
+        ) + (", one for each seat; num_blocks for more prefixes" if self.is_memory_left else "")
 
 
 def size_pool(
@@ -187,8 +187,8 @@ def size_pool(
 ) -> PoolSize:
     """As many blocks as `share` of the free memory holds beside the reserve, and no more than all seats can use.
 
-    What a larger pool would hold beyond that is prefixes of nobody's, and who wants them sets `num_blocks`: on a CPU the
-    memory is also that of other programs. So where memory is plenty, a smaller form of the cache leaves more of it free.
+    Beyond that a larger pool would hold prefixes that nobody uses now, and who wants them sets `num_blocks`: the memory
+    may be of use to other programs. So where it is plenty, a smaller form of the cache leaves more of it free.
 
     Args:
         free_bytes: free now, with the weights loaded.

@@ -226,6 +226,40 @@ def test_an_evicted_prefix_is_gone_from_the_disk_though_what_leads_there_is_in_h
     assert [stats.num_blocks for stats in b.tiers.stats().values()] == [0, 0]
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_prefix_that_only_a_tier_has_is_evicted_by_its_digest(bench, tmp_path: Path, is_restarted: bool) -> None:
+    b = bench(num_blocks=6, host_slots=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    (root,) = b.blocks.prefix_cache.roots.values()
+    fill_with_others(b)
+    b.write_to_disk()
+    if is_restarted:
+        b.disk.close()
+        b = bench(num_blocks=6, disk=tmp_path)
+    assert b.engine.evict_prefix(root.digest) == (0, 0)
+    assert b.engine.evict_prefix(root.digest) is None
+    b.add("b", PROMPT, max_tokens=1)
+    b.run()
+    assert b.num_cached("b") == 0
+
+
+def test_what_lies_behind_a_gap_that_nobody_can_name_goes_with_an_evicted_prefix(bench) -> None:
+    b = bench(num_blocks=20, host_slots=20)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    b.add("x", OTHER[:9], max_tokens=1)
+    b.run()
+    drop_from_pool(b, 0, 1, 2)
+    lost = next(block.key for block in b.tiers.host.newest_first() if block.token_ids == tuple(PROMPT[4:8]))
+    b.tiers.host.forget([lost])
+    other = next(entry for entry in b.blocks.prefix_cache.roots.values() if entry.token_ids == tuple(OTHER[:4]))
+    b.tiers.save(b.blocks.prefix_cache.stored_block(next(iter(other.children.values()))), 0)
+    head = next(block for block in b.tiers.host.newest_first() if block.token_ids == tuple(PROMPT[:4]))
+    assert b.engine.evict_prefix(head.digest) == (0, 0)
+    assert [block.token_ids for block in b.tiers.host.newest_first()] == [tuple(OTHER[4:8])]
+
+
 def test_broken_numbers_take_along_what_lies_behind_a_gap(bench) -> None:
     b = bench(num_blocks=20, host_slots=20)
     b.add("a", [*PROMPT[:12], *OTHER[:5]], max_tokens=1)
@@ -277,7 +311,7 @@ def test_a_block_that_holds_something_else_by_now_is_not_written(bench, tmp_path
     b.add("a", PROMPT, max_tokens=1)
     b.run()
     assert b.writer.write_piece(max_bytes=4)
-    b.blocks.evict(next(iter(b.blocks.prefix_cache.roots.values())))  # and nobody tells the writer
+    b.blocks.evict(next(iter(b.blocks.prefix_cache.roots.values())).digest)  # and nobody tells the writer
     assert not b.writer.write_piece()
     assert b.disk.stats().num_blocks == 0
 
