@@ -37,6 +37,7 @@ from pagedd.daemon.openai_schema import (
     chat_request,
     completion_request,
     detokenize_request,
+    load_request,
     tokenize_request,
 )
 from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
@@ -76,6 +77,7 @@ ROUTES = (
     Route("GET", "/ready", "ready", "200 when a request would be taken, else 503 with the reason; needs no key."),
     Route("GET", "/metrics", "metrics", "Figures for Prometheus."),
     Route("POST", "/sleep", "sleep", "Administrators: end the engine process, when its requests have ended."),
+    Route("POST", "/load", "load", "Administrators: serve the `model` of the body in place of the one that is served."),
     Route("POST", "/wake_up", "wake_up", "Administrators: start the engine process again, as the next request would."),
 )
 # They tell nothing about anyone's requests, and monitors have no keys.
@@ -275,7 +277,7 @@ class _Handlers:
 
     async def health(self, request: web.Request) -> web.Response:
         """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
-        return _json({"status": "live", "state": self._service.state, "detail": self._service.host.describe()})
+        return _json({"status": "live", "state": self._service.state, "detail": self._service.describe()})
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 when a request sent now would be taken."""
@@ -287,12 +289,18 @@ class _Handlers:
 
     async def sleep(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        await self._service.sleep()
+        await self._service.device.sleep()
         return _json({"status": "sleeping"})
+
+    async def load(self, request: web.Request) -> web.Response:
+        _check_admin(request)
+        body = load_request(await _body(request))
+        await self._service.device.load_model(body.model, body.served_name, request[_CALLER])
+        return _json({"status": "serving", "model": self._service.served_model().name})
 
     async def wake_up(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        self._service.host.wake()
+        self._service.device.wake()
         return _json({"status": "waking"})
 
     async def _generate(
