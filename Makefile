@@ -16,7 +16,7 @@ FUZZ := $(VENV)/fuzz-$(shell sha256sum requirements-fuzz.lock | cut -c1-16)
 MODEL ?= smollm2-135m-instruct
 BENCHES := paging step static_batch
 PEERS :=
-PACKAGES := client kernels engine daemon tui bench
+PACKAGES := client kernels engine daemon tui scale bench
 
 .PHONY: help
 help:  ## print this

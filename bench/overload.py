@@ -160,10 +160,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _row(answer: str, latencies_s: list[float]) -> dict[str, Cell]:
-    at = {"p50": percentile(latencies_s, 0.5), "p99": percentile(latencies_s, 0.99), "max": max(latencies_s)}
-    return {"answer": answer, "num": len(latencies_s)} | {
-        f"{name}_ms": None if value is None else round(1e3 * value, 1) for name, value in at.items()
-    }
+    def at(share: float) -> float | None:
+        value = percentile(latencies_s, share)
+        return None if value is None else round(1e3 * value, 1)
+
+    return {"answer": answer, "num": len(latencies_s), "p50_ms": at(0.5), "p99_ms": at(0.99), "max_ms": at(1)}
 
 
 if __name__ == "__main__":

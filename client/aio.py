@@ -1,12 +1,11 @@
 """`AsyncClient`: talk to the daemon from asyncio.
 
-Owns who is waiting for which answer: replies carry the asker's `id`, and one task per connection hands them out. Knows
-no socket (`link.py`), no place (`endpoints.py`) and no message's meaning beyond which ends a request (`protocol.py`).
-The blocking `Client` is in `sync.py`.
+Owns what is asked, over which connection (`connection.py`), and the life of a generation. Knows no socket (`link.py`),
+no place (`endpoints.py`) and no message's meaning beyond which ends a request (`protocol.py`). The blocking `Client` is
+in `sync.py`.
 """
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from pagedd.client import protocol
+from pagedd.client.connection import Connection, as_error, decoded
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.link import Link
@@ -30,7 +29,6 @@ from pagedd.client.protocol import (
     Chat,
     ChatMessage,
     ClientMessage,
-    DaemonMessage,
     Delta,
     Done,
     Evicted,
@@ -39,29 +37,31 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
+    Load,
     Ok,
     Ping,
     Pong,
     Prefixes,
+    Previews,
     RequestText,
     SetPriority,
     Sleep,
     Stats,
-    StatsFrame,
     UsageReport,
     Wake,
 )
+from pagedd.client.stats_frame import StatsFrame, decode_stats
 
 # A load takes seconds on a CPU, and minutes where kernels are compiled or graphs captured.
 LOAD_WAIT_S = 300.0
 
-_LINGER_MS = 500
 _PICTURES_BEHIND = 64
 
-_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, UsageReport)
+_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, Previews, UsageReport)
 
 
 class AsyncClient:
@@ -95,7 +95,7 @@ class AsyncClient:
         self._timeout_s = timeout_s
         self._load_wait_s = load_wait_s
         self._on_load_wait = on_load_wait
-        self._connections: dict[Path, _Connection] = {}
+        self._connections: dict[Path, Connection] = {}
         self._opening = asyncio.Lock()
         self._ids = map(str, itertools.count(1))
         self._generations: dict[str, Generation] = {}
@@ -191,7 +191,7 @@ class AsyncClient:
         try:
             while True:
                 for frames in (await link.receive())[0 if every else -1 :]:
-                    yield _decoded(protocol.decode_stats, frames[0])
+                    yield decoded(decode_stats, frames[0])
         finally:
             link.close()
 
@@ -212,6 +212,10 @@ class AsyncClient:
         Raises `PageddError`: `request_not_found`, or `forbidden` for another user's.
         """
         return await self._ask(await self._requests(), GetText(id=next(self._ids), target=request_id), RequestText)
+
+    async def previews(self) -> dict[str, str]:
+        """The first words of each live request whose text this user may see, by its daemon-given `request_id`."""
+        return (await self._ask(await self._requests(), GetPreviews(id=next(self._ids)), Previews)).previews
 
     async def usage(self) -> UsageReport:
         """Who has used how much, and what a token costs."""
@@ -264,11 +268,19 @@ class AsyncClient:
         """Have the engine load now instead of at the next request. Raises like `sleep`."""
         await self._ask(await self._admin(), Wake(id=next(self._ids)), Ok)
 
+    async def load(self, model: str, served_name: str | None = None) -> None:
+        """Serve another model; returns when it is served, which takes as long as a start.
+
+        Through the admin socket. Raises `PageddError` when it is not; the one before is served on.
+        """
+        order = Load(id=next(self._ids), model=model, served_name=served_name)
+        await self._ask(await self._admin(), order, Ok, waits=True)
+
     async def _read_state(self) -> str:
         return (await self.ping()).state
 
     async def _ask(
-        self, connection: "_Connection", question: ClientMessage, kind: type[_Answer], *, waits: bool = False
+        self, connection: "Connection", question: ClientMessage, kind: type[_Answer], *, waits: bool = False
     ) -> _Answer:
         """`waits`: for as long as it takes, because what is asked for takes its time."""
         inbox = connection.post(question)
@@ -283,19 +295,19 @@ class AsyncClient:
             connection.forget(question.id)
         if isinstance(answer, kind):
             return answer
-        raise _as_error(answer)
+        raise as_error(answer)
 
-    async def _requests(self) -> "_Connection":
+    async def _requests(self) -> "Connection":
         return await self._connection(client_endpoints(self._runtime_dir).requests)
 
-    async def _admin(self) -> "_Connection":
+    async def _admin(self) -> "Connection":
         return await self._connection(client_endpoints(self._runtime_dir).admin)
 
-    async def _connection(self, path: Path) -> "_Connection":
+    async def _connection(self, path: Path) -> "Connection":
         async with self._opening:
             connection = self._connections.get(path)
             if connection is None or connection.is_lost:
-                connection = _Connection(await self._open_link(zmq.DEALER, path))
+                connection = Connection(await self._open_link(zmq.DEALER, path))
                 self._connections[path] = connection
             return connection
 
@@ -367,110 +379,12 @@ class Generation:
                         inbox = connection.post(self._request(self.id, stream))
                     case _:
                         has_ended = True
-                        raise _as_error(message)
+                        raise as_error(message)
         finally:
             del self._client._generations[self.id]
             connection.forget(self.id)
             if not has_ended:
                 connection.tell(Cancel(id=next(self._client._ids), target=self.id))
-
-
-class _Connection:
-    """Asks over one link and hands each answer to the inbox of whoever asked. Owned by `AsyncClient`."""
-
-    def __init__(self, link: Link) -> None:
-        self.path = link.path
-        self.is_lost = False
-        self._link = link
-        self._inboxes: dict[str, asyncio.Queue[DaemonMessage | PageddError]] = {}
-        self._router = asyncio.create_task(self._route(), name=f"pagedd client {link.path.name}")
-
-    def post(self, message: ClientMessage) -> "asyncio.Queue[DaemonMessage | PageddError]":
-        """Sends and returns the inbox of the answers. Raises `PageddError("message_too_large")`."""
-        inbox: asyncio.Queue[DaemonMessage | PageddError] = asyncio.Queue()
-        self.tell(message)
-        if self.is_lost:
-            inbox.put_nowait(PageddError("daemon_unreachable", f"{self.path}: the daemon closed the connection"))
-        self._inboxes[message.id] = inbox
-        return inbox
-
-    def tell(self, message: ClientMessage) -> None:
-        """Sends without an interest in the answer."""
-        try:
-            payload = protocol.encode(message)
-        except OverflowError as error:  # a whole number of more than 64 bits, which no field takes
-            raise PageddError("invalid_value", f"{error}; see docs/api.md for the range of each field") from None
-        if len(payload) > protocol.MAX_MESSAGE_BYTES:
-            raise PageddError(
-                "message_too_large", f"{len(payload)} bytes, limit {protocol.MAX_MESSAGE_BYTES}; shorten the prompt"
-            )
-        if not self.is_lost:
-            self._link.send(protocol.PROTOCOL_VERSION, payload)
-
-    def forget(self, id: str) -> None:
-        """What still comes under this id is dropped."""
-        self._inboxes.pop(id, None)
-
-    async def close(self) -> None:
-        if not self.is_lost:
-            for id in self._inboxes:
-                self.tell(Cancel(id=f"close {id}", target=id))
-        self._router.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._router
-
-    async def _route(self) -> None:
-        reason = PageddError("daemon_unreachable", f"{self.path}: this client was closed")
-        try:
-            while True:
-                for frames in await self._link.receive():
-                    message = _message(frames)
-                    # An empty id asks only whether this peer is still there, and ZeroMQ has answered that.
-                    if inbox := self._inboxes.get(message.id):
-                        inbox.put_nowait(message)
-        except PageddError as error:
-            reason = error
-        finally:
-            self.is_lost = True
-            self._link.close(linger_ms=_LINGER_MS)
-            for inbox in self._inboxes.values():
-                inbox.put_nowait(reason)
-
-
-_Decoded = TypeVar("_Decoded")
-
-
-def _decoded(decode: Callable[[bytes], _Decoded], payload: bytes) -> _Decoded:
-    try:
-        return decode(payload)
-    except msgspec.DecodeError as error:
-        raise PageddError(
-            "protocol_version",
-            f"the daemon sent what this client cannot read ({error}); install the same version of both",
-        ) from error
-
-
-def _message(frames: list[bytes]) -> DaemonMessage:
-    if len(frames) != 2 or frames[0] != protocol.PROTOCOL_VERSION:
-        raise PageddError(
-            "protocol_version",
-            f"the daemon speaks {frames[0][:16]!r}, this client {protocol.PROTOCOL_VERSION!r}; "
-            "install the same version of both",
-        )
-    return _decoded(protocol.decode_daemon, frames[1])
-
-
-def _as_error(answer: DaemonMessage | PageddError) -> PageddError:
-    match answer:
-        case PageddError():
-            # A fresh one for each reader: raising one object in several tasks would mix their tracebacks.
-            return PageddError(answer.code, answer.message, field=answer.field)
-        case Failed():
-            return PageddError(answer.code, answer.message, field=answer.field, retry_after_s=answer.retry_after_s)
-        case _:
-            return PageddError(
-                "protocol_version", f"the daemon answered with {type(answer).__name__}, which was not asked"
-            )
 
 
 def _conversation(messages: Iterable[ChatMessage | Mapping[str, str]]) -> list[ChatMessage]:

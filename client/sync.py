@@ -24,9 +24,9 @@ from pagedd.client.protocol import (
     Pong,
     Prefixes,
     RequestText,
-    StatsFrame,
     UsageReport,
 )
+from pagedd.client.stats_frame import StatsFrame
 
 _Result = TypeVar("_Result")
 
@@ -151,6 +151,10 @@ class Client:
         """Prompt and output so far of a live request."""
         return self._wait(self._client.text(request_id))
 
+    def previews(self) -> dict[str, str]:
+        """The first words of each live request whose text this user may see, by its daemon-given `request_id`."""
+        return self._wait(self._client.previews())
+
     def usage(self) -> UsageReport:
         """Who has used how much, and what a token costs."""
         return self._wait(self._client.usage())
@@ -170,6 +174,10 @@ class Client:
     def set_priority(self, request_id: str, priority: int) -> None:
         """Change a live request's priority through the admin socket."""
         self._wait(self._client.set_priority(request_id, priority))
+
+    def load(self, model: str, served_name: str | None = None) -> None:
+        """See `AsyncClient.load`."""
+        self._wait(self._client.load(model, served_name))
 
     def sleep(self) -> None:
         """Give the device back; the next request wakes the engine. Through the admin socket."""

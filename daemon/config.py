@@ -158,6 +158,15 @@ class DaemonConfig:
     idle_sleep_seconds: float | None = setting(
         None, "Without a request for so long, the engine sleeps: all its memory is free.", above=0, none="off"
     )
+    yield_to: tuple[str, ...] = setting(
+        (), "Programs that get the device to themselves: while one of that name runs, the engine sleeps.", none="nobody"
+    )
+    yield_below_gib: float | None = setting(
+        None,
+        "With less free memory on the engine's GPU, others need it: the engine sleeps until it fits again beside that.",
+        minimum=0,
+        none="off",
+    )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
     log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
     # Callers, and what they cost

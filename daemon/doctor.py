@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pagedd.client.protocol import Advice
+from pagedd.client.stats_frame import Advice
 from pagedd.daemon.accounts import Accounts
 from pagedd.daemon.advice import Window, advise
 from pagedd.daemon.prefix_repeats import PrefixCounts, PrefixRepeats
@@ -102,6 +102,7 @@ class Doctor:
             max_num_batched_tokens=info.max_num_batched_tokens,
             kv_cache_dtype=info.kv_cache_dtype,
             caches_prefixes=self._caches_prefixes,
+            is_cpu=info.device == "cpu",
             agreement=info.kv_quality.agreement if info.kv_quality is not None else None,
             busy_s=float(len(samples)),
             kv_usage=_mean([sample.stats.kv_usage for sample in samples]),

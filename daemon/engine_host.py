@@ -1,28 +1,24 @@
-"""Starts the engine process, watches it, starts it again, and speaks for it to the rest of the front.
+"""The engine as the rest of the front sees it: what it is asked, its sleep, and one process after another behind it.
 
 `Service` calls `submit`, `abort`, `set_priority` and asks, and sets the callbacks; `server.py` starts and stops.
-Owns the process and its state, not the requests in it: when the engine dies `on_lost` tells their owner.
+Owns the engine's state and when another process follows (`engine_child.py` is one), not the requests in it: when the
+engine dies `on_lost` tells their owner.
 One event loop, no thread; every callback runs in the loop. No torch.
 """
 
 import asyncio
 import logging
-import os
-import signal
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
-from pagedd.client.percent import percent
-from pagedd.daemon import fatal_trace
+from pagedd.daemon import engine_state
+from pagedd.daemon.engine_child import Ended, EngineChild
 from pagedd.daemon.engine_link import (
     CLOSE_LIMIT_S,
     Abort,
@@ -31,7 +27,6 @@ from pagedd.daemon.engine_link import (
     Block,
     Evicted,
     EvictPrefix,
-    Exit,
     FromEngine,
     GetBlock,
     GetPrefixes,
@@ -46,12 +41,12 @@ from pagedd.daemon.engine_link import (
     Refused,
     SetPriority,
     Snapshot,
-    Start,
     StepDone,
+    ToEngine,
 )
-from pagedd.daemon.engine_socket import EngineSocket
-from pagedd.daemon.engine_watch import TICK_S, EngineWatch, Progress, SilenceLimits
-from pagedd.daemon.restart_policy import RestartPolicy
+from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.engine_watch import SilenceLimits
+from pagedd.daemon.restart_policy import RestartPolicy, on_the_cpu
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
@@ -62,36 +57,9 @@ log = logging.getLogger(__name__)
 
 ENGINE_COMMAND: Sequence[str] = (sys.executable, "-P", "-m", "pagedd.daemon.engine_process")
 
-_ENGINE_ENVIRONMENT = {
-    # CUDA's own order is by speed; in this one `cuda:1` is NVML's device 1 too.
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # A step's tensors of some MiB are freed at once and wanted again in the next. By its own rules the C library gives
-    # their memory back each time, and new pages then cost up to twice what is computed in them. It heeds either setting
-    # only beside the other.
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
-_HELLO_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 3.0
-# A hung engine gets this long to write where it hangs, and the kernel this long to end it.
-_TRACE_S = 0.5
-_KILL_TIMEOUT_S = 10.0
-
 
 _Answer = TypeVar("_Answer", Snapshot, Block, Prefixes, Evicted)
-
-
-class EngineState(Enum):
-    """Where the engine process is in its life. Changed only by `EngineHost`."""
-
-    STARTING = "starting"  # nothing loads yet: the model is being fetched or the process comes up
-    LOADING = "loading"
-    READY = "ready"
-    STALLED = "stalled"  # it was ready, and has been in one step for long
-    RESTARTING = "restarting"  # it died; the next one starts after a pause
-    FAILED = "failed"  # it cannot be started; `detail` says why
-    ASLEEP = "asleep"  # there is none, on purpose, until somebody wakes it
-    STOPPED = "stopped"
 
 
 class EngineHost:
@@ -118,23 +86,17 @@ class EngineHost:
         """`socket_path` is where front and engine meet; `command` is what to run instead of the engine process."""
         self._policy = policy or RestartPolicy()
         self._silence = silence or SilenceLimits()
-        self._watch = EngineWatch(self._silence)
         self._socket_path = socket_path
-        self._trace_path = socket_path.with_suffix(".trace")
         self._command = tuple(command or ENGINE_COMMAND)
-        self._socket: EngineSocket | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._questions: deque[asyncio.Future[Answer]] = deque()
         self._config: EngineConfig | None = None
-        self._has_said_hello = False
-        self._load_failure: PageddError | None = None
-        self._ready_since_s: float | None = None
+        self._config_before: EngineConfig | None = None  # while another is tried
+        self._swap_failure: PageddError | None = None
         self._stopping = asyncio.Event()
         self._wakes = asyncio.Event()
         self._is_sleeping = False
-        self._exit_limit_s: float | None = None  # of an engine that was told to exit; it must by `_exit_due_s`
-        self._exit_due_s = 0.0
         self._changed = asyncio.Event()
 
         self.state = EngineState.STARTING
@@ -143,7 +105,6 @@ class EngineHost:
         self.failure: PageddError | None = None
         self.info: EngineInfo | None = None
         self.stats: EngineStats | None = None
-        self.pid: int | None = None
         self.trace = ""
         self.num_restarts = 0
         self.on_preempted: Callable[[list[Preemption]], None] = lambda preemptions: None
@@ -160,16 +121,16 @@ class EngineHost:
 
         Raises `PageddError`: engine_loading, engine_died, engine_failed or shutting_down.
         """
-        self._ready_socket().send(Add(request=request))
+        self._send(Add(request=request))
 
     def abort(self, request_id: str, choice_index: int | None = None) -> None:
         """Ends a request, or one choice of it, before the engine's next step. No effect when there is no engine."""
-        if self._socket is not None and self.state is not EngineState.STOPPED:
-            self._socket.send(Abort(request_id=request_id, choice_index=choice_index))
+        if self._child is not None and self.state is not EngineState.STOPPED:
+            self._child.send(Abort(request_id=request_id, choice_index=choice_index))
 
     def set_priority(self, request_id: str, priority: int) -> None:
         """Moves a live request in the queue. Raises like `submit`."""
-        self._ready_socket().send(SetPriority(request_id=request_id, priority=priority))
+        self._send(SetPriority(request_id=request_id, priority=priority))
 
     async def snapshot(self) -> EngineSnapshot:
         """Every block and sequence between two steps. Raises like `submit`, also when the engine dies meanwhile."""
@@ -188,14 +149,17 @@ class EngineHost:
         return (await self._ask(EvictPrefix(digest), Evicted)).num_blocks
 
     async def _ask(self, question: Question, kind: type[_Answer]) -> _Answer:
-        socket = self._ready_socket()
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._send(question)
         # The engine answers in order, so the oldest future is always the next one to be answered.
         self._questions.append(future)
-        socket.send(question)
         answer = await future
         assert isinstance(answer, kind)
         return answer
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None else None
 
     @property
     def has_fallen_back(self) -> bool:
@@ -204,27 +168,11 @@ class EngineHost:
 
     def check_ready(self) -> None:
         """Raises what `submit` would raise now."""
-        match self.state:
-            case EngineState.READY:
-                return
-            case EngineState.STARTING | EngineState.LOADING:
-                raise PageddError("engine_loading", f"{self.describe()}; try again shortly")
-            case EngineState.RESTARTING:
-                raise PageddError("engine_died", f"{self.detail}; try again shortly")
-            case EngineState.STALLED:
-                raise PageddError("engine_stalled", f"{self.detail}; try again shortly")
-            case EngineState.ASLEEP:
-                raise PageddError("engine_asleep", "the engine has just been put to sleep; try again")
-            case EngineState.FAILED:
-                raise PageddError("engine_failed", f"{self.detail}; see the daemon's log")
-            case EngineState.STOPPED:
-                raise PageddError("shutting_down", "the daemon is stopping")
+        engine_state.check_ready(self.state, self.progress, self.detail)
 
     def describe(self) -> str:
         """The state in words, e.g. `loading, 43 % (weights)`."""
-        if self.state in (EngineState.STARTING, EngineState.LOADING):
-            return f"loading, {percent(self.progress)} % ({self.detail})"
-        return f"{self.state.value}: {self.detail}" if self.detail else self.state.value
+        return engine_state.in_words(self.state, self.progress, self.detail)
 
     # What the server does
 
@@ -276,6 +224,27 @@ class EngineHost:
         """Starts the engine again when it sleeps. No effect when it does not."""
         self._wakes.set()
 
+    async def swap(self, config: EngineConfig) -> None:
+        """Ends the engine after `begin_sleep` and starts one with `config`, as `load` does; returns when it is ready.
+
+        Where that one cannot load, another is started with the settings before. Raises `PageddError` with the reason,
+        once it is ready.
+        """
+        while self.state in (EngineState.STARTING, EngineState.LOADING, EngineState.RESTARTING):
+            await self.wait_changed()
+        if self.state in (EngineState.FAILED, EngineState.STOPPED):
+            self.check_ready()
+        self._is_sleeping = True
+        self._config_before, self._config, self._swap_failure = self._config, config, None
+        self.wake()
+        if self.state is not EngineState.ASLEEP:
+            self._tell_to_exit()
+        while self._is_sleeping and self.state is not EngineState.STOPPED:
+            await self.wait_changed()
+        if self._swap_failure is not None:
+            raise self._swap_failure
+        self.check_ready()
+
     async def stop(self) -> None:
         """Ends the engine process, kindly when it is ready and at once when it loads. Safe to call twice."""
         is_serving = self.state in (EngineState.READY, EngineState.STALLED)
@@ -287,20 +256,15 @@ class EngineHost:
             return
         if is_serving:
             self._tell_to_exit()
-        else:
-            self._expect_exit(0.0)
-            self._kill()
+        elif self._child is not None:
+            self._child.end_at_once()
         await self._supervisor
 
     def _tell_to_exit(self) -> None:
         """The engine process ends, or hangs after `_EXIT_TIMEOUT_S`; with a disk tier it has `CLOSE_LIMIT_S` more."""
-        if self._socket is not None and self._exit_limit_s is None:
-            self._socket.send(Exit())
+        if self._child is not None:
             has_disk_tier = self._config is not None and self._config.kv_disk_gib > 0
-            self._expect_exit(_EXIT_TIMEOUT_S + (CLOSE_LIMIT_S if has_disk_tier else 0.0))
-
-    def _expect_exit(self, within_s: float) -> None:
-        self._exit_limit_s, self._exit_due_s = within_s, time.monotonic() + within_s
+            self._child.tell_to_exit(_EXIT_TIMEOUT_S + (CLOSE_LIMIT_S if has_disk_tier else 0.0))
 
     # The life of engines
 
@@ -309,23 +273,21 @@ class EngineHost:
             await self._keep_running(arguments)
         except PageddError as error:
             log.error("%s", error)
-            self._forget_engine(_Ended(error.message))
+            self._forget_engine(Ended(error.message))
             self._fail(error)
         except Exception:
             # Nobody would start another engine, so nobody must go on waiting for one.
             log.exception("fault in the supervision of the engine process")
             self._fail(PageddError("internal", "the engine process is no longer supervised; the log has the trace"))
-            self._kill()
 
     async def _keep_running(self, arguments: tuple[str, ...]) -> None:
         while True:
             ended = await self._run_once(arguments)
             reason = ended.reason
-            ready_since_s, self._ready_since_s = self._ready_since_s, None
             self._forget_engine(ended)
             if self._stopping.is_set():
                 return
-            if self._is_sleeping and ready_since_s is not None:
+            if self._is_sleeping and ended.served_s is not None:
                 if ended.as_told:
                     log.info("the engine sleeps; its process has ended")
                 else:
@@ -337,19 +299,25 @@ class EngineHost:
                 if self._stopping.is_set():
                     return
                 continue
+            if self._config_before is not None and ended.served_s is None:
+                self._swap_failure = ended.load_failure or PageddError("engine_failed", reason)
+                log.error("%s; the model before is loaded again", reason)
+                self._config, self._config_before = self._config_before, None
+                continue
             self._is_sleeping = False
             had_fallen_back = self.has_fallen_back
-            if ready_since_s is None:
-                code = self._load_failure.code if self._load_failure is not None else None
-                delay_s = self._policy.after_failed_load(code)
+            if ended.served_s is None:
+                delay_s = self._policy.after_failed_load(ended.load_failure.code if ended.load_failure else None)
             else:
-                delay_s = self._policy.after_serving(time.monotonic() - ready_since_s)
+                delay_s = self._policy.after_serving(ended.served_s)
             if delay_s is None:
-                self._fail(self._load_failure or PageddError("engine_failed", reason))
+                self._fail(ended.load_failure or PageddError("engine_failed", reason))
                 return
             if self.has_fallen_back and not had_fallen_back:
                 reason += "; the CPU serves in its place until the daemon is started again"
-            log.error("%s; starting another in %.2g s", reason, delay_s)
+                log.warning("%s", reason)
+            else:
+                log.error("%s; starting another in %.2g s", reason, delay_s)
             self.num_restarts += 1
             self._enter(EngineState.RESTARTING, reason)
             with suppress(TimeoutError):
@@ -357,100 +325,27 @@ class EngineHost:
             if self._stopping.is_set():
                 return
 
-    async def _run_once(self, arguments: tuple[str, ...]) -> "_Ended":
-        """One engine process from its start to its end; returns how it ended.
-
-        Raises `PageddError("engine_failed")` when it cannot be ended.
-        """
-        self._load_failure = None
+    async def _run_once(self, arguments: tuple[str, ...]) -> Ended:
+        """One engine process from its start to its end. Raises like `EngineChild.run`."""
         self._enter(EngineState.STARTING, "engine process")
-        self._has_said_hello = False
-        self._exit_limit_s = None
+        child = EngineChild(self._command, self._socket_path, self._silence, self._on_message, self._on_stalled)
+        self._child = child
         try:
-            self._socket = EngineSocket(self._socket_path, self._on_message)
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                "--link",
-                ipc(self._socket_path),
-                "--parent",
-                str(os.getpid()),
-                "--trace",
-                str(self._trace_path),
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                env=_ENGINE_ENVIRONMENT | os.environ,
-            )
-            self._process, self.pid = process, process.pid
-            if self._stopping.is_set():
-                self._kill()
-            hello_timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT_S, self._kill_if_mute)
-            hung = await self._watch_until_exit(process)
-            hello_timer.cancel()
-        except OSError as error:
-            return _Ended(f"the engine process could not be started: {error}")
+            return await child.run(arguments)
         finally:
-            if self._socket is not None:
-                self._socket.close()
-            self._socket = self._process = self.pid = None
-            self.trace = fatal_trace.take(self._trace_path)
-        if self._load_failure is not None:
-            return _Ended(f"the engine could not load: {self._load_failure}")
-        status = process.returncode or 0
-        return _Ended(
-            f"the engine process (pid {process.pid}) {hung or _how_it_ended(status)}",
-            as_told=self._exit_limit_s is not None and hung is None and status == 0,
-        )
+            self._child = None
+            self.trace = child.trace
 
-    async def _watch_until_exit(self, process: asyncio.subprocess.Process) -> str | None:
-        """Returns when the process has ended; why it had to be, when it hung."""
-        exit = asyncio.create_task(process.wait())
-        self._watch = EngineWatch(self._silence)
-        try:
-            while not exit.done():
-                await asyncio.wait({exit}, timeout=TICK_S)
-                if not exit.done() and (hung := self._look()) is not None:
-                    log.error("the engine process (pid %d) %s; it is ended", process.pid, hung)
-                    await self._end_hung(process, exit)
-                    return hung
-            return None
-        finally:
-            exit.cancel()
-
-    def _look(self) -> str | None:
-        """What to say of an engine whose step, load or life does not end; None while it may still."""
-        if self._exit_limit_s is not None:
-            is_late = time.monotonic() >= self._exit_due_s
-            return f"hung: it did not end within {self._exit_limit_s:g} s of being told to" if is_late else None
-        if self.state not in (EngineState.LOADING, EngineState.READY, EngineState.STALLED):
-            self._watch.heard()  # nothing is asked of it yet
-            return None
-        is_loading = self.state is EngineState.LOADING
-        match self._watch.tick(is_loading=is_loading):
-            case Progress.HUNG if is_loading:
-                return f"hung: its load did not get on for {self._silence.load_s:g} s ({self.detail})"
-            case Progress.HUNG:
-                return f"hung: no step ended within {self._silence.hung_s:g} s"
-            case Progress.STALLED if self.state is EngineState.READY:
-                self._enter(EngineState.STALLED, f"no step has ended for over {self._silence.stalled_s:g} s", 1.0)
-                log.warning("the engine process is %s", self.describe())
-        return None
-
-    async def _end_hung(self, process: asyncio.subprocess.Process, exit: "asyncio.Task[int]") -> None:
-        """Has it write where it hangs, then kills it. Raises `PageddError("engine_failed")` when that has no effect."""
-        with suppress(ProcessLookupError):
-            process.send_signal(fatal_trace.TRACE_SIGNAL)
-        await asyncio.wait({exit}, timeout=_TRACE_S)
-        self._kill()
-        await asyncio.wait({exit}, timeout=_KILL_TIMEOUT_S)
-        if not exit.done():
-            raise PageddError("engine_failed", f"the hung engine process (pid {process.pid}) cannot be ended")
+    def _on_stalled(self) -> None:
+        if self.state is EngineState.READY:
+            self._enter(EngineState.STALLED, f"no step has ended for over {self._silence.stalled_s:g} s", 1.0)
+            log.warning("the engine process is %s", self.describe())
 
     def _on_message(self, message: FromEngine) -> None:
-        self._watch.heard()
         if self.state is EngineState.STALLED:
             self._enter(EngineState.READY, "", 1.0)
         match message:
-            case Idle():
+            case Idle() | LoadFailed():
                 pass
             case StepDone(outputs=outputs, stats=stats, preemptions=preemptions):
                 self.stats = stats
@@ -465,37 +360,28 @@ class EngineHost:
                 if not answer.done():
                     answer.set_result(message)
             case Hello():
-                self._has_said_hello = True
                 self._begin_loading()
             case Loading(fraction=fraction, what=what):
                 self._enter(EngineState.LOADING, what, fraction)
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
+                self._config_before = None
                 if self._config is not None and not self.has_fallen_back:
                     # Measured once, not at every wake.
                     self._config = replace(self._config, kv_quality=info.kv_quality)
-                self._ready_since_s = time.monotonic()
                 self._is_sleeping = False
                 self._enter(EngineState.READY, "", 1.0)
-            case LoadFailed(code=code, message=text):
-                self._load_failure = PageddError(code, text)
-                # It waits for this, so that its reason is here before its exit status.
-                if self._socket is not None:
-                    self._socket.send(Exit())
 
     def _begin_loading(self) -> None:
         """When both are there, the engine process and the order to load."""
-        if self._has_said_hello and self._config is not None and self._socket is not None:
+        if self._config is not None and self._child is not None and self._child.has_said_hello:
             self._enter(EngineState.LOADING, "libraries")
-            self._watch.heard()
-            config = on_the_cpu(self._config) if self.has_fallen_back else self._config
-            self._socket.send(Start(config=config))
+            self._child.load(on_the_cpu(self._config) if self.has_fallen_back else self._config)
 
-    def _ready_socket(self) -> EngineSocket:
+    def _send(self, message: ToEngine) -> None:
         self.check_ready()
-        if self._socket is None:
+        if self._child is None or not self._child.send(message):
             raise PageddError("engine_died", "the engine process has just ended; try again shortly")
-        return self._socket
 
     def _enter(self, state: EngineState, detail: str, progress: float = 0.0) -> None:
         if self._stopping.is_set() and state is not EngineState.STOPPED:
@@ -511,7 +397,7 @@ class EngineHost:
         self._is_sleeping = False
         self._enter(EngineState.FAILED, str(failure))
 
-    def _forget_engine(self, ended: "_Ended") -> None:
+    def _forget_engine(self, ended: Ended) -> None:
         while self._questions:
             answer = self._questions.popleft()
             if not answer.done():
@@ -526,47 +412,3 @@ class EngineHost:
             except Exception:
                 log.exception("fault while the loss of the engine was told; the next one starts all the same")
         self.info = self.stats = None
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-
-    def _kill_if_mute(self) -> None:
-        if not self._has_said_hello:
-            log.error("the engine process said nothing for %d s; it is ended", _HELLO_TIMEOUT_S)
-            self._kill()
-
-
-class _Ended(NamedTuple):
-    """How an engine process ended, in words; `as_told`: by itself, after it was told to."""
-
-    reason: str
-    as_told: bool = False
-
-
-def on_the_cpu(config: EngineConfig) -> EngineConfig:
-    """The same on a CPU; what was meant for a card's memory and arithmetic is chosen anew."""
-    return replace(
-        config,
-        device="cpu",
-        dtype="auto",
-        kv_cache_dtype="auto",
-        kv_quality=None,
-        num_blocks=None,
-        gpu_memory_utilization=None,
-        max_num_batched_tokens=None,
-        async_scheduling="auto",
-    )
-
-
-def _how_it_ended(status: int) -> str:
-    """An exit status as asyncio gives it, negative for a signal, in words."""
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hint = " (the kernel's out-of-memory killer does that too)" if -status == signal.SIGKILL else ""
-    return f"was ended by {name}{hint}"

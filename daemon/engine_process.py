@@ -3,7 +3,7 @@
     python -P -m pagedd.daemon.engine_process --link ipc://… --parent PID
 
 It owns the device and token ids; no text, no client. It ends with the front, whatever the front died of, and gives all
-device memory back by ending. `engine_host.py` starts and watches it; `engine_link.py` has what is said.
+device memory back by ending. `engine_child.py` starts and watches it; `engine_link.py` has what is said.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The front's end of the socket to one engine process, driven by the event loop without a task or a thread.
 
-Owns the ZeroMQ side only; `engine_link.py` has the messages, `engine_host.py` acts on them.
+Owns the ZeroMQ side only; `engine_link.py` has the messages, `engine_child.py` acts on them.
 """
 
 import asyncio

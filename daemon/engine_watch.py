@@ -1,7 +1,7 @@
 """How long the engine process has been silent, and when that is too long.
 
 The engine's own loop speaks: after each step, now and then while it is idle, and as its load gets on. So silence means
-that a step or a load does not end. Owns the limits and their clock; `engine_host.py` asks, and acts on the answer.
+that a step or a load does not end. Owns the limits and their clock; `engine_child.py` asks, and acts on the answer.
 """
 
 import time

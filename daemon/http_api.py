@@ -30,6 +30,7 @@ from pagedd.daemon.metrics import CONTENT_TYPE
 from pagedd.daemon.openai_responses import (
     DetokenizeAnswer,
     HealthAnswer,
+    LoadAnswer,
     ModelCard,
     ModelList,
     StatusAnswer,
@@ -47,6 +48,7 @@ from pagedd.daemon.openai_schema import (
     chat_request,
     completion_request,
     detokenize_request,
+    load_request,
     tokenize_request,
 )
 from pagedd.daemon.openapi import openapi_document
@@ -268,7 +270,7 @@ class _Handlers:
 
     async def health(self, request: web.Request) -> web.Response:
         """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
-        return _json(HealthAnswer("live", self._service.state, self._service.host.describe()))
+        return _json(HealthAnswer("live", self._service.state, self._service.describe()))
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 when a request sent now would be taken."""
@@ -283,12 +285,18 @@ class _Handlers:
 
     async def sleep(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        await self._service.sleep()
+        await self._service.device.sleep()
         return _json(StatusAnswer("sleeping"))
+
+    async def load(self, request: web.Request) -> web.Response:
+        _check_admin(request)
+        body = load_request(await _body(request))
+        await self._service.device.load_model(body.model, body.served_name, request[_CALLER])
+        return _json(LoadAnswer("serving", self._service.served_model().name))
 
     async def wake_up(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        self._service.host.wake()
+        self._service.device.wake()
         return _json(StatusAnswer("waking"))
 
     async def _generate(
@@ -314,7 +322,7 @@ class _Handlers:
 
     def _max_model_len(self) -> int:
         info = self._service.host.info
-        return info.max_model_len if info is not None else self._service.served_model().prepared.context_length
+        return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
 
 
 def _check_admin(request: web.Request) -> None:

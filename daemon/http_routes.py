@@ -14,12 +14,13 @@ from pagedd.daemon.openai_responses import (
     CompletionChoice,
     DetokenizeAnswer,
     HealthAnswer,
+    LoadAnswer,
     ModelCard,
     ModelList,
     StatusAnswer,
     TokenizeAnswer,
 )
-from pagedd.daemon.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from pagedd.daemon.openai_schema import ChatBody, CompletionBody, DetokenizeBody, LoadBody, TokenizeBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,14 @@ ROUTES = (
         "sleep",
         "Administrators: end the engine process, when its requests have ended.",
         answer=StatusAnswer,
+    ),
+    Route(
+        "POST",
+        "/load",
+        "load",
+        "Administrators: serve the `model` of the body in place of the one that is served.",
+        body=LoadBody,
+        answer=LoadAnswer,
     ),
     Route(
         "POST",

@@ -52,9 +52,10 @@ async def resolve_in_child(name: str, report: Callable[[str], None]) -> Path:
         "-P",
         "-m",
         "pagedd.daemon.model_process",
-        name,
         "--parent",
         str(os.getpid()),
+        "--",
+        name,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         # A group of its own, to end pip together with the child that runs it.

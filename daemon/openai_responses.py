@@ -139,6 +139,13 @@ class StatusAnswer(msgspec.Struct):
     status: str
 
 
+class LoadAnswer(msgspec.Struct):
+    """`model` is the name of the one that is served now."""
+
+    status: str
+    model: str
+
+
 class ErrorDetail(msgspec.Struct):
     message: str
     type: str

@@ -119,6 +119,13 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class LoadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Not OpenAI's: `POST /load`, with the fields of `protocol.Load`."""
+
+    model: str
+    served_name: str | None = None
+
+
 # Values of a known but unsupported field that ask for nothing, besides `null`.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
@@ -152,6 +159,7 @@ _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
 _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
+_LOAD = msgspec.json.Decoder(LoadBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +242,11 @@ def tokenize_request(raw: bytes) -> Generate | Chat:
 def detokenize_request(raw: bytes) -> list[int]:
     """Token ids. Raises `PageddError`."""
     return _decode(_DETOKENIZE, raw).tokens
+
+
+def load_request(raw: bytes) -> LoadBody:
+    """Which model to serve. Raises `PageddError`."""
+    return _decode(_LOAD, raw)
 
 
 def decoding_error(error: msgspec.DecodeError) -> PageddError:

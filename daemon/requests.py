@@ -4,7 +4,7 @@
         └──────────Rejected, Broken, Cancelled, ClientGone──────┘
 
 Owns the promise that a request has exactly one terminal message, and turns token ids into text: each choice has its own
-detokenizer and stop matcher. Knows no socket and no engine; `service.py` feeds it and does what it says.
+detokenizer and stop matcher. Knows no socket and no engine; `live_requests.py` feeds it and does what it says.
 """
 
 from collections.abc import Callable

@@ -58,6 +58,12 @@ class ServedModel:
 
         return encode() if len(text) <= _INLINE_TEXT_CHARS else await _in(self._text_threads, encode)
 
+    async def retire(self) -> None:
+        """`close`, once what is in the threads has ended."""
+        for threads in (self._text_threads, self._chat_threads):
+            await asyncio.to_thread(threads.shutdown)
+        self.close()
+
     def close(self) -> None:
         """Ends threads and the template's process; what waits in them is dropped."""
         for threads in (self._text_threads, self._chat_threads):

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,21 +27,20 @@ from pagedd.daemon import fatal_trace, logs, systemd
 from pagedd.daemon.activation import Inherited, inherited_sockets
 from pagedd.daemon.advice_metrics import AdviceCollector
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineHost, EngineState
+from pagedd.daemon.engine_host import EngineHost
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
-from pagedd.daemon.gpus import freest_device, load_nvml
+from pagedd.daemon.gpus import load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.metering_metrics import MeteringCollector
-from pagedd.daemon.model_process import resolve_in_child
-from pagedd.daemon.models import cache_directory
-from pagedd.daemon.prepared import load_prepared
+from pagedd.daemon.model_loading import Candidate, find_model
 from pagedd.daemon.reload import Reloader
 from pagedd.daemon.restart_policy import RestartPolicy
+from pagedd.daemon.rivals import Rivals
 from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
 from pagedd.daemon.telemetry import Reading, Telemetry, TelemetryCollector
-from pagedd.daemon.text.sample import sample_text
 from pagedd.daemon.zmq_api import ZmqApi
 
 log = logging.getLogger(__name__)
@@ -52,6 +50,8 @@ _EXTEND_S = 60
 _TELL_INTERVAL_S = 10.0
 # Counters are read so often that work and idle time can be told apart.
 _METER_INTERVAL_S = 1.0
+# How often to look who else wants the device.
+_RIVALS_INTERVAL_S = 2.0
 # Beyond the drain: closing sockets, and an engine in the middle of a long step.
 _CLOSE_S = 10
 
@@ -91,6 +91,7 @@ class Daemon:
         self._service = Service(config, self._host)
         self._telemetry = Telemetry()
         self._service.read_machine = self._read_machine
+        self._service.device.find_model = self._find_model
         registry = self._service.metrics.registry
         registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
@@ -141,20 +142,15 @@ class Daemon:
         teller = asyncio.create_task(self._tell_systemd_while_loading())
         meter = asyncio.create_task(self._meter())
         sleeper = asyncio.create_task(self._sleep_when_idle())
+        yielder = asyncio.create_task(self._yield_to_rivals())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
-            folder = await resolve_in_child(self._config.model, self._report)
-            prepared = load_prepared(folder)
-            log.info("loading %s from %s", prepared.name, prepared.weights)
-            kv_directory = self._config.kv_disk_directory or cache_directory() / "kv"
-            config = replace(self._config.to_engine_config(prepared.weights), kv_disk_directory=str(kv_directory))
-            if (freest := await asyncio.to_thread(freest_device, config.device, load_nvml())) is not None:
-                config = replace(config, device=freest)
-            # First, while the engine process imports its libraries: it needs the ids of a text as well.
-            await asyncio.to_thread(self._service.set_model, folder)
-            sample = self._service.served_model().tokenizer.encode(sample_text())
-            self._host.load(replace(config, kv_quality_token_ids=tuple(sample)))
-            self._service.events.add("model", f"serves {self._service.served_model().name}")
+            # While the engine process imports its libraries.
+            first = await find_model(
+                self._config, self._config.model, self._config.served_model_name, self._report, check=False
+            )
+            self._service.serve(first.text_side)
+            self._host.load(first.engine)
             while True:
                 self._announce()
                 await self._host.wait_changed()
@@ -162,6 +158,11 @@ class Daemon:
             teller.cancel()
             meter.cancel()
             sleeper.cancel()
+            yielder.cancel()
+
+    async def _find_model(self, name: str, served_name: str | None) -> Candidate:
+        """Another model, while one is served."""
+        return await find_model(self._config, name, served_name, log.info, check=True)
 
     def _report(self, line: str) -> None:
         log.info("%s", line)
@@ -193,7 +194,14 @@ class Daemon:
             await asyncio.sleep(min(_METER_INTERVAL_S, limit_s))
             if self._service.idle_s >= limit_s:
                 log.info("no request for %g s", limit_s)
-                await self._service.sleep()
+                await self._service.device.sleep()
+
+    async def _yield_to_rivals(self) -> None:
+        rivals = Rivals(self._config, load_nvml())
+        while rivals.are_awaited:
+            # In a thread, because drivers and a look at all processes take their time.
+            await self._service.device.yield_device(await asyncio.to_thread(rivals.claim, self._host.info))
+            await asyncio.sleep(_RIVALS_INTERVAL_S)
 
     async def _meter(self) -> None:
         """Once a second: energy, and a look at how the engine does."""
@@ -231,8 +239,10 @@ class Daemon:
             self._on_signal(signal.SIGHUP)
             return
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        self._reloader.reload()
+        taken = self._reloader.reload()
         self._http.reload_keys()
+        what = f"taken over: {', '.join(taken)}" if taken else "no setting was taken over; the log says why"
+        self._service.events.add("reload", what)
         systemd.notify("READY=1" if self._was_ready else f"STATUS={self._host.describe()}")
 
     def _set_log_level(self, config: DaemonConfig) -> None:

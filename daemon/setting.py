@@ -88,7 +88,7 @@ class Setting:
     Attributes:
         name: its own, after that of its table: `quota_max_requests`.
         table: empty outside tables.
-        kind: str, int, float, bool or Path.
+        kind: str, int, float, bool, Path, or tuple for a list of texts.
     """
 
     name: str
@@ -146,6 +146,8 @@ class Setting:
         """A value as it is written in an environment variable."""
         if value is None:
             return self.none
+        if self.kind is tuple:
+            return ",".join(value) or self.none
         return str(value).lower() if self.kind is bool else str(value)
 
     def parse(self, text: str, origin: str) -> Any:
@@ -156,6 +158,9 @@ class Setting:
             if text.lower() not in _TRUE | _FALSE:
                 raise self._invalid(text, origin, "it is true or false")
             return text.lower() in _TRUE
+        if self.kind is tuple:
+            items = () if text.lower() == self.none else text.split(",")
+            return self.check(tuple(item.strip() for item in items if item.strip()), origin)
         try:
             value = self.kind(text)
         except ValueError:
@@ -168,6 +173,8 @@ class Setting:
             return None
         if self.kind is Path and isinstance(value, str):
             return self.check(Path(value), origin)
+        if self.kind is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return self.check(tuple(value), origin)
         if self.kind is float and type(value) is int:
             return self.check(float(value) if abs(value) < _LARGEST_INT else math.inf, origin)
         if type(value) is not self.kind:
@@ -179,7 +186,8 @@ class Setting:
         """Returns `value` when it is in range, else raises `PageddError("invalid_setting")`."""
         if self.choices and value not in self.choices:
             raise self._invalid(value, origin, f"it is {self.allowed}")
-        if isinstance(value, (str, Path)) and not _is_writable(str(value)):
+        texts = value if isinstance(value, tuple) else (value,) if isinstance(value, (str, Path)) else ()
+        if not all(_is_writable(str(text)) for text in texts):
             # Neither the messages between the processes nor a socket's path can hold it.
             raise self._invalid(ascii(str(value)), origin, "it must be UTF-8 without a NUL")
         if isinstance(value, (int, float)):
@@ -202,7 +210,14 @@ def _is_writable(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+KINDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+    tuple: "texts with commas between them, in TOML a list",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +243,9 @@ def settings_of(cls: type[DataclassType], table: str = "") -> list[Setting]:
                 Setting(
                     name=f"{table}_{item.name}" if table else item.name,
                     table=table,
-                    kind=next(option for option in options if option is not types.NoneType),
+                    kind=next(
+                        typing.get_origin(option) or option for option in options if option is not types.NoneType
+                    ),
                     optional=types.NoneType in options,
                     default=item.default if item.default is not MISSING else None,
                     **item.metadata,

@@ -26,9 +26,11 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
+    Load,
     Ok,
     Ping,
     Pong,
@@ -155,7 +157,7 @@ class _Door:
             match message:
                 case Ping():
                     self._send(peer, Pong(id=message.id, version=VERSION, state=self._service.state))
-                case GetStats() | GetBlock() | GetPrefixes() | GetText() | GetUsage():
+                case GetStats() | GetBlock() | GetPrefixes() | GetText() | GetPreviews() | GetUsage():
                     self._answer_later(peer, message.id, self._inspection.answer(message, peer.caller))
                 case _:
                     self._handle(peer, peer.caller, message)
@@ -241,8 +243,11 @@ class _AdminDoor(_Door):
             case Sleep(id=message_id):
                 self._answer_later(peer, message_id, self._sleep(message_id))
                 return
+            case Load(id=message_id):
+                self._answer_later(peer, message_id, self._load(message, caller))
+                return
             case Wake(id=message_id):
-                self._service.host.wake()
+                self._service.device.wake()
                 self._send(peer, Ok(id=message_id))
                 return
             case Cancel(id=message_id, target=target):
@@ -255,8 +260,12 @@ class _AdminDoor(_Door):
             raise PageddError("request_not_found", f"no live request {target[:ID_MAX_CHARS]!r}", field="target")
         self._send(peer, Ok(id=message_id))
 
+    async def _load(self, order: Load, caller: Caller) -> DaemonMessage:
+        await self._service.device.load_model(order.model, order.served_name, caller)
+        return Ok(id=order.id)
+
     async def _sleep(self, message_id: str) -> DaemonMessage:
-        await self._service.sleep()
+        await self._service.device.sleep()
         return Ok(id=message_id)
 
 

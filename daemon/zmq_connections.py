@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import termios
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,28 +70,39 @@ class ConnectionMonitor:
                 self._end(fd)
         return was_lost
 
-    def end(self, *, only_senders: bool) -> list[Caller]:
-        """Ends every connection, or those whose bytes wait to be read; tells whose they were."""
-        ended = (self._end(fd, only_senders=only_senders) for fd in list(self._open))
+    def sending(self) -> set[int]:
+        """The connections, by descriptor, whose bytes wait at this moment to be read."""
+        return {fd for fd in self._open if _num_unread_bytes(fd)}
+
+    def end(self, among: Collection[int]) -> list[Caller]:
+        """Ends those that are open still; tells whose they were."""
+        ended = (self._end(fd) for fd in self._open.intersection(among))
         return [caller for caller in ended if caller is not None]
+
+    def end_all(self) -> list[Caller]:
+        """Ends every connection; tells whose they were."""
+        return self.end(self._open)
 
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
 
-    def _end(self, fd: int, *, only_senders: bool = False) -> Caller | None:
-        """libzmq reads the end, and closes its descriptor itself. None when the connection goes on, or has ended."""
+    def _end(self, fd: int) -> Caller | None:
+        """libzmq reads the end of the connection, and closes its descriptor itself. None when it has ended already."""
         try:
             connection = socket.socket(fileno=os.dup(fd))
         except OSError:
-            return None  # it has ended by itself
+            return None
         with connection, suppress(OSError):
-            if connection.getsockname() == str(self._path) and (not only_senders or _num_unread_bytes(connection)):
+            if connection.getsockname() == str(self._path):
                 connection.shutdown(socket.SHUT_RDWR)
                 return caller_of_socket(connection)
         return None
 
 
-def _num_unread_bytes(connection: socket.socket) -> int:
-    num_bytes: int = struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0]
+def _num_unread_bytes(fd: int) -> int:
+    try:
+        num_bytes: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+    except OSError:  # it has ended by itself
+        return 0
     return num_bytes

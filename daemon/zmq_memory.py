@@ -11,6 +11,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
+from pagedd.daemon.caller import Caller
 from pagedd.daemon.zmq_connections import ConnectionMonitor
 from pagedd.engine.freed_memory import return_freed_memory
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 2 << 30
 # Bytes come at about 1 GB/s.
 _TICK_S = 0.25
+_NUM_LOOKS, _LOOK_S = 20, 0.01
 # libzmq frees in a thread of its own.
 _FREED_WITHIN_S = 1.0
 
@@ -37,28 +39,40 @@ class MemoryWatch:
             await asyncio.sleep(_TICK_S)
             if resident_bytes() <= self._limit_bytes:
                 continue
-            for only_senders in (True, False):
-                await self._end_connections(only_senders=only_senders)
-                if resident_bytes() <= self._limit_bytes:
-                    break
-            else:
+            self._tell("that send", await self._end_senders())
+            await _let_go()
+            if resident_bytes() <= self._limit_bytes:
+                continue
+            self._tell("of all", [caller for monitor in self._monitors for caller in monitor.end_all()])
+            await _let_go()
+            if (held_bytes := resident_bytes()) > self._limit_bytes:
                 # Whatever holds it is not theirs, and they shall not be ended again for it.
-                held_bytes, self._limit_bytes = resident_bytes(), resident_bytes() + MAX_BYTES
+                self._limit_bytes = held_bytes + MAX_BYTES
                 log.error("%d bytes of memory are held without any ZeroMQ connection", held_bytes)
 
-    async def _end_connections(self, *, only_senders: bool) -> None:
-        held_bytes = resident_bytes()
-        ended = [caller for monitor in self._monitors for caller in monitor.end(only_senders=only_senders)]
+    async def _end_senders(self) -> list[Caller]:
+        # Looked for again and again: whoever sends has at some moment been read to the end.
+        senders: list[set[int]] = [set() for _ in self._monitors]
+        for _ in range(_NUM_LOOKS):
+            for found, monitor in zip(senders, self._monitors, strict=True):
+                found |= monitor.sending()
+            await asyncio.sleep(_LOOK_S)
+        return [caller for found, monitor in zip(senders, self._monitors, strict=True) for caller in monitor.end(found)]
+
+    def _tell(self, which: str, ended: list[Caller]) -> None:
         log.error(
-            "the front holds %d bytes, limit %d; %d ZeroMQ connections%s are closed, of: %s",
-            held_bytes,
+            "the front holds over %d bytes; %d ZeroMQ connections %s are closed, of: %s",
             self._limit_bytes,
             len(ended),
-            " that send" if only_senders else "",
+            which,
             ", ".join(sorted({caller.name for caller in ended})) or "nobody",
         )
-        await asyncio.sleep(_FREED_WITHIN_S)
-        return_freed_memory()
+
+
+async def _let_go() -> None:
+    """Waits until libzmq has freed what the connections had sent, and gives it back."""
+    await asyncio.sleep(_FREED_WITHIN_S)
+    return_freed_memory()
 
 
 def resident_bytes() -> int:

@@ -49,7 +49,9 @@ def _comment(text: str) -> str:
 def _toml(item: Setting, value: Any) -> str:
     if value is None:
         return f'"{item.none}"'
-    # JSON's strings, numbers and booleans are TOML's.
+    # JSON's strings, numbers, booleans and lists are TOML's.
+    if isinstance(value, tuple):
+        return json.dumps(list(value))
     return json.dumps(value) if isinstance(value, (bool, int, float)) else json.dumps(str(value))
 
 

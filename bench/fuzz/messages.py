@@ -8,6 +8,7 @@ from pagedd.bench.fuzz.target import Target, check_refusal
 from pagedd.client import protocol
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Cancel, Chat, ChatMessage, Delta, Done, Failed, Generate, GetStats, Sampling, Usage
+from pagedd.client.stats_frame import decode_stats
 from pagedd.daemon.admission import check_message
 from pagedd.daemon.zmq_api import decode_message, id_of
 
@@ -21,7 +22,7 @@ def read(data: bytes) -> None:
             check_message(message, "served")
     except PageddError as error:
         check_refusal(error)
-    for decode in (protocol.decode_daemon, protocol.decode_stats):
+    for decode in (protocol.decode_daemon, decode_stats):
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             decode(data)
 

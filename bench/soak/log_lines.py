@@ -9,7 +9,7 @@ _EXPLAINED = tuple(
     for pattern in (
         # `Faults.engine_killed` and `engine_hangs`; the trace that is asked of a hung engine follows in further lines.
         r"engine_host: the engine process \(pid \d+\) was ended by SIGKILL.*(; starting another in |before it slept)",
-        r"engine_host: the engine process \(pid \d+\) .*; it is ended$",
+        r"engine_child: the engine process \(pid \d+\) .*; it is ended$",
         r"engine_host: .*(?:step|hung|said nothing).*; starting another in ",
         r"crash_reports: a crash report is in ",
         # `Faults.disk_full`.

@@ -55,8 +55,9 @@ def read_log(path: Path) -> list[Entry]:
             entry = decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise PageddError("invalid_setting", f"{path}, line {number}: {error}", field="load") from None
-        if entry.output_tokens < 1 or not (entry.prompt_token_ids or entry.prompt_tokens > 0):
-            rule = "output_tokens and the prompt's ids or length must be at least 1"
+        has_prompt = bool(entry.prompt_token_ids) or entry.prompt_tokens > 0
+        if entry.output_tokens < 1 or entry.system_tokens < 0 or not has_prompt:
+            rule = "output_tokens and the prompt's ids or length must be at least 1, system_tokens at least 0"
             raise PageddError("invalid_setting", f"{path}, line {number}: {rule}", field="load")
         entries.append(entry)
     if not entries:
@@ -70,14 +71,16 @@ def make_users(entries: Sequence[Entry], num_users: int, vocab_size: int, max_re
     Random text differs from turn to turn, the system prompt does not.
     """
     draw = random.Random(11)
-    system = _ids(random.Random(0), max(entry.system_tokens for entry in entries), vocab_size)
+    longest = min(max_request_tokens, max(entry.system_tokens for entry in entries))
+    system = _ids(random.Random(0), longest, vocab_size)
 
     def asked() -> Iterator[Asked]:
         for entry in itertools.cycle(entries):
             ids = entry.prompt_token_ids
             if ids is None:
-                shared = system[: entry.system_tokens]
-                ids = shared + _ids(draw, entry.prompt_tokens - len(shared), vocab_size)
+                num_tokens = min(entry.prompt_tokens, max_request_tokens)
+                shared = system[: min(entry.system_tokens, num_tokens)]
+                ids = shared + _ids(draw, num_tokens - len(shared), vocab_size)
             ids = [id % vocab_size for id in ids[: max_request_tokens - 1]]
             yield Asked(ids, max(1, min(entry.output_tokens, max_request_tokens - len(ids))))
 

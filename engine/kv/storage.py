@@ -6,13 +6,14 @@ Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel 
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from pagedd.engine.errors import EngineError
+from pagedd.engine.faults import is_out_of_memory
 from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy
 from pagedd.engine.model.config import ModelConfig
@@ -55,7 +56,9 @@ class KVStorage:
         wanted = num_blocks * self.bytes_per_block(config, form, block_size)
         try:
             self.data = torch.empty(config.num_layers, wanted // config.num_layers, dtype=torch.uint8, device=device)
-        except (torch.OutOfMemoryError, RuntimeError) as error:  # a CPU reports a failed allocation as RuntimeError
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise EngineError(
                 "no_kv_memory",
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
@@ -157,18 +160,22 @@ def _copy_bytes(source: torch.Tensor, to: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """`num_full_requests`: how many requests of `max_model_len` tokens the pool holds at once."""
+    """`num_full_requests`: how many requests of `max_model_len` tokens the pool holds at once.
+
+    `is_memory_left`: more blocks would have fitted than all seats can use.
+    """
 
     num_blocks: int
     num_tokens: int
     num_bytes: int
     num_full_requests: float
+    is_memory_left: bool = False
 
     def describe(self) -> str:
         return (
             f"KV pool: {self.num_blocks} blocks, {self.num_tokens} tokens, {_gib(self.num_bytes)}; "
             f"{self.num_full_requests:.1f} full-length requests fit"
-        )
+        ) + (", one for each seat; num_blocks for more prefixes" if self.is_memory_left else "")
 
 
 def size_pool(
@@ -181,7 +188,10 @@ def size_pool(
     max_num_seqs: int,
     max_model_len: int,
 ) -> PoolSize:
-    """As many blocks as `share` of the free memory holds beside the reserve, and no more than could ever be used.
+    """As many blocks as `share` of the free memory holds beside the reserve, and no more than all seats can use.
+
+    Beyond that a larger pool would hold prefixes that nobody uses now, and who wants them sets `num_blocks`: the memory
+    may be of use to other programs. So where it is plenty, a smaller form of the cache leaves more of it free.
 
     Args:
         free_bytes: free now, with the weights loaded.
@@ -192,7 +202,8 @@ def size_pool(
     """
     blocks_per_request = -(-max_model_len // block_size)
     budget = int(free_bytes * share) - reserve_bytes
-    num_blocks = min(budget // bytes_per_block, max_num_seqs * blocks_per_request)
+    usable = max_num_seqs * blocks_per_request
+    num_blocks = min(budget // bytes_per_block, usable)
     if num_blocks < 1:
         raise EngineError(
             "no_kv_memory",
@@ -200,7 +211,8 @@ def size_pool(
             f"{_mib(max(budget, 0))}, one block needs {_mib(bytes_per_block)}; "
             "free memory, raise gpu_memory_utilization or lower max_num_batched_tokens",
         )
-    return pool_of(num_blocks, bytes_per_block, block_size, max_model_len)
+    pool = pool_of(num_blocks, bytes_per_block, block_size, max_model_len)
+    return replace(pool, is_memory_left=budget // bytes_per_block > usable)
 
 
 def pool_of(num_blocks: int, bytes_per_block: int, block_size: int, max_model_len: int) -> PoolSize:
@@ -218,6 +230,8 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
     try:
         memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise EngineError(
             "no_kv_memory", f"kv_host_gib needs {_gib(num_bytes)}, and the host cannot give them; lower it"
         ) from error

@@ -22,16 +22,17 @@ from pagedd.client.protocol import (
     Chat,
     ChatMessage,
     Delta,
-    Event,
     EvictPrefix,
     Failed,
     Generate,
     GetPrefixes,
+    Load,
     Sampling,
     SetPriority,
     Sleep,
     Wake,
 )
+from pagedd.client.stats_frame import Event
 
 FakeDaemon = Any
 Run = Callable[..., int]
@@ -133,6 +134,18 @@ def test_an_answer_that_somebody_cancelled_is_not_taken_for_a_whole_one(
 def test_the_engine_is_put_to_sleep_and_woken(daemon: FakeDaemon, run: Run, command: str, message: type) -> None:
     assert run(command) == 0
     assert isinstance(daemon.hear(message, "admin"), message)
+
+
+def test_a_model_is_loaded_by_its_name_or_by_its_whole_path(
+    daemon: FakeDaemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert run("load", "mine", "--name", "m") == 0
+    asked = daemon.hear(Load, "admin")
+    assert (asked.model, asked.served_name) == (str(tmp_path / "mine"), "m")
+    assert run("load", "org/model") == 0
+    assert daemon.hear(Load, "admin").model == "org/model"
 
 
 @pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"]])

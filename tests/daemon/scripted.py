@@ -20,11 +20,12 @@ from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import PROTOCOL_VERSION, ClientMessage, DaemonMessage, Done, Failed, decode_daemon, encode
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.prepared import PreparedModel
 from pagedd.daemon.service import Service
 from pagedd.daemon.zmq_api import ZmqApi
+from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput, TokenLogprobs
@@ -140,6 +141,8 @@ class ScriptedHost:
     on_state: Callable[[], None] = lambda: None
     is_sleeping: bool = False
     num_wakes: int = 0
+    swapped: list[EngineConfig] = field(default_factory=list)
+    swap_failure: PageddError | None = None
     step_s: float = 0.0
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -151,6 +154,15 @@ class ScriptedHost:
         self.on_ended()
         self.live.clear()
         self.state, self.info, self.stats = EngineState.ASLEEP, None, None
+
+    async def swap(self, config: EngineConfig) -> None:
+        """The next engine is there at once, or cannot load as `swap_failure` says."""
+        if self.info is not None:
+            await self.sleep()
+        self.swapped.append(config)
+        self.get_up()
+        if self.swap_failure is not None:
+            raise self.swap_failure
 
     def wake(self) -> None:
         """A test says when it is awake: `get_up`."""

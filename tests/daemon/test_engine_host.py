@@ -13,9 +13,11 @@ import psutil
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.engine_host import EngineHost, EngineState, on_the_cpu
+from pagedd.daemon.engine_child import EngineChild
+from pagedd.daemon.engine_host import EngineHost
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
-from pagedd.daemon.restart_policy import RestartPolicy
+from pagedd.daemon.restart_policy import RestartPolicy, on_the_cpu
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
@@ -290,10 +292,10 @@ async def test_a_load_that_hangs_is_tried_again_and_given_up(
 async def test_an_engine_that_cannot_be_ended_is_a_failure(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_child._KILL_TIMEOUT_S", 0.1)
     engine = await start_host(silence=SilenceLimits(stalled_s=1.5, hung_s=2))
     # As while a driver holds it in the kernel.
-    monkeypatch.setattr(engine.host, "_kill", lambda: None)
+    monkeypatch.setattr(EngineChild, "kill", lambda child: None)
     pid = engine.host.pid
     engine.host.submit(request("a", Prompt.HANG))
     await until(lambda: engine.host.state is EngineState.FAILED)
@@ -402,9 +404,9 @@ async def test_putting_an_engine_to_sleep_that_cannot_be_ended_fails(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("pagedd.daemon.engine_host._KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_child._KILL_TIMEOUT_S", 0.1)
     engine = await start_host()
-    monkeypatch.setattr(engine.host, "_kill", lambda: None)
+    monkeypatch.setattr(EngineChild, "kill", lambda child: None)
     pid = engine.host.pid
     engine.host.submit(request("a", Prompt.HANG))
     await asyncio.sleep(0.05)
@@ -436,9 +438,9 @@ async def test_a_host_stops_although_its_engine_cannot_be_ended(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("pagedd.daemon.engine_host._KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_child._KILL_TIMEOUT_S", 0.1)
     engine = await start_host()
-    monkeypatch.setattr(engine.host, "_kill", lambda: None)
+    monkeypatch.setattr(EngineChild, "kill", lambda child: None)
     pid = engine.host.pid
     engine.host.submit(request("a", Prompt.HANG))
     await asyncio.sleep(0.05)
@@ -476,7 +478,9 @@ async def test_where_the_device_stays_away_the_cpu_serves_and_it_is_said(
     monkeypatch.setattr("pagedd.daemon.restart_policy.DEVICE_PATIENCE_S", 0.02)
     engine = await start_host("away", policy=RestartPolicy(can_fall_back=True))
     assert engine.host.has_fallen_back
-    assert "the CPU serves in its place until the daemon is started again" in caplog.text
+    (said,) = [record for record in caplog.records if "the CPU serves in its place until" in record.getMessage()]
+    assert said.levelname == "WARNING"
+    assert "starting another" not in said.getMessage()
     engine.host.submit(request("a", 5))
     await until(lambda: engine.tokens_of("a") == [6, 7, 8])
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedd.client.errors import ERROR_KINDS
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.events import EVENTS_KEPT, EventLog
 from pagedd.engine.request import Preemption
 
@@ -115,4 +115,14 @@ def test_the_engines_life_is_told_without_its_progress(log: EventLog) -> None:
         ("engine", "ready: 256 blocks of 16 tokens on a card", ""),
         ("engine", "the engine process (pid 7) was ended by SIGKILL; another is started", ""),
         ("engine", "failed: no_kv_memory: 0 bytes", ""),
+    ]
+
+
+def test_a_quotas_refusal_has_its_numbers_and_a_loop_of_them_is_told_once_a_second() -> None:
+    clock = Clock()
+    log = EventLog(clock)
+    for num_tokens in (900, 901, 902):
+        log.refused("over_quota", f"{num_tokens} tokens needed, 100 left of 1000 a minute; try again in 48 s")
+    assert [event.reason for event in log.newest()] == [
+        "over_quota: 900 tokens needed, 100 left of 1000 a minute; try again in 48 s"
     ]

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagedd.client.protocol import Failed, Generate, Sampling
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.engine_host import EngineState
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
 from pagedd.daemon.service import Service
 from pagedd.engine.kv.quality import KVQuality

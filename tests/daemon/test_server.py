@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -207,6 +208,22 @@ def test_a_step_that_hangs_ends_its_request_and_not_the_daemon(start_daemon: Sta
     assert (hung.answer[0], json.loads(hung.answer[1])["error"]["code"]) == (503, "engine_died")
     daemon.wait_ready()
     assert completion(daemon, [5])[0] == 200
+
+
+def test_the_device_is_left_to_a_program_that_is_named(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    game = tmp_path / "pagedd-game"
+    game.symlink_to("/bin/sleep")
+    process = subprocess.Popen([str(game), "600"])
+    try:
+        daemon = start_daemon("--yield-to", "chess, pagedd-game", fake_engine=True)
+        daemon.wait_until(lambda daemon: json.loads(daemon.get("/health")[1])["state"] == "yielding")
+        daemon.wait_until(lambda daemon: "its process has ended" in daemon.log)
+        status, body = daemon.request("POST", "/v1/completions", json.dumps({"prompt": "x"}))
+        assert (status, json.loads(body)["error"]["code"]) == (503, "device_yielded")
+        assert "pagedd-game runs" in body
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_an_idle_engine_sleeps_and_the_next_request_wakes_it(start_daemon: StartDaemon) -> None:

@@ -1,0 +1,195 @@
+"""Whether the engine has the device, and with which model: sleep and wake, others who need it, another model.
+
+Owns the order of these: what runs may end first, then the engine process goes, and nothing of it is done by halves when
+whoever asked goes away. `engine_host.py` ends and starts processes; what happens to the requests is `service.py`'s.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from pagedd.client.errors import PageddError
+from pagedd.daemon import admission
+from pagedd.daemon.caller import Caller
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.events import EventLog
+from pagedd.daemon.host import Host
+from pagedd.daemon.live_requests import LiveRequests
+from pagedd.daemon.model_loading import Candidate, FindModel
+from pagedd.daemon.requests import Broken
+from pagedd.daemon.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+_MODEL = admission.Limit("model", "As in the setting of that name.", max_chars=4096)
+_SERVED_NAME = admission.Limit("served_name", "Under which clients ask for the model.", max_chars=256)
+
+
+class DeviceUse:
+    """One event loop.
+
+    Args:
+        served_model: what is served now; raises `PageddError` when nothing is.
+        serve: makes another model's text side the one that is served.
+
+    Attributes:
+        find_model: checks and reads another model; set by `server.py`.
+    """
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        host: Host,
+        live: LiveRequests,
+        events: EventLog,
+        served_model: Callable[[], ServedModel],
+        serve: Callable[[ServedModel], None],
+    ) -> None:
+        self.find_model: FindModel = _no_other_model
+        self._config = config
+        self._host = host
+        self._live = live
+        self._events = events
+        self._served_model = served_model
+        self._serve = serve
+        self._is_swapping = False
+        self._yields_because: str | None = None
+        self._wakes_afterwards = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> str:
+        """In one word, the engine's or `yielding`."""
+        return "yielding" if self._yields_because is not None else self._host.state.value
+
+    def describe(self) -> str:
+        """The state in words."""
+        return self._host.describe() if self._yields_because is None else f"yielding: {self._yields_because}"
+
+    def why_it_ended(self) -> Broken:
+        """For a request that the engine still had when it ended as it was told."""
+        if self._yields_because is not None:
+            return Broken("device_yielded", f"it did not end before others got the device ({self._yields_because})")
+        if self._is_swapping:
+            return Broken("engine_loading", "it did not end before another model was loaded; send it again")
+        return Broken("engine_asleep", "it did not end in time; send it again to wake the engine")
+
+    def close(self) -> None:
+        """Gives up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def sleep(self) -> None:
+        """Gives the device back: running requests may end as when the daemon stops, then the engine process goes.
+
+        The next request starts it again, and waits for it. Raises `PageddError` when there is no engine that could end.
+        """
+        if self._is_swapping:
+            raise PageddError("engine_loading", "a model is being loaded; try again when it serves")
+        if not self._host.is_sleeping:
+            self._host.begin_sleep()
+            await self._whole(self._sleep())
+
+    async def _sleep(self) -> None:
+        await self._running_ended()
+        await self._host.sleep()
+
+    def wake(self) -> None:
+        """Starts the engine again when it sleeps. Raises `PageddError("device_yielded")`."""
+        self.check_not_yielded()
+        self._host.wake()
+
+    async def yield_device(self, claim: str | None) -> None:
+        """Others need the device, as `claim` says: the engine sleeps, and no request wakes it, until this hears None.
+
+        An engine that loads just now is left to it; say it again. Raises nothing.
+        """
+        if claim is None:
+            if self._yields_because is not None:
+                self._yields_because = None
+                self._events.add("engine", "the device is taken back")
+                if self._wakes_afterwards:
+                    self._host.wake()
+            return
+        is_ready = self._host.state is EngineState.READY and not self._host.is_sleeping
+        if self._yields_because is None and (is_ready or self._host.state is EngineState.ASLEEP):
+            log.info("the device is left to others: %s", claim)
+            self._events.add("engine", f"the device is left to others: {claim}")
+            self._wakes_afterwards = is_ready
+            self._yields_because = claim
+        if self._yields_because is not None:
+            self._yields_because = claim
+            if is_ready:
+                with suppress(PageddError):
+                    await self.sleep()
+
+    def check_not_yielded(self) -> None:
+        """Raises `PageddError("device_yielded")` while others have the device."""
+        if self._yields_because is not None:
+            raise PageddError(
+                "device_yielded", f"the device is left to others ({self._yields_because}); try again afterwards"
+            )
+
+    async def load_model(self, name: str, served_name: str | None, by: Caller) -> None:
+        """Serves another model: looked at first, then what runs may end, and the engine is replaced.
+
+        Requests wait meanwhile, and then have to fit the new model. Raises `PageddError` when it cannot be served; the
+        one before serves on. `name` is as in the setting `model`; `served_name` None is the model's own.
+        """
+        for limit, value in ((_MODEL, name), (_SERVED_NAME, served_name)):
+            limit.check(value)
+        if "\0" in name:
+            raise PageddError("invalid_value", "model holds a zero byte, which no name does", field="model")
+        self.check_not_yielded()
+        if self._is_swapping:
+            raise PageddError("engine_loading", "another model is being loaded; try again when it serves")
+        if not self._host.is_sleeping:
+            self._host.check_ready()
+        self._is_swapping = True
+        await self._whole(self._load_model(name, served_name, by))
+
+    async def _load_model(self, name: str, served_name: str | None, by: Caller) -> None:
+        before = self._served_model()
+        try:
+            candidate = await self.find_model(name, served_name)
+            try:
+                if not self._host.is_sleeping:
+                    self._host.begin_sleep()
+                    await self._running_ended()
+                self._serve(candidate.text_side)
+                await self._host.swap(candidate.engine)
+            except BaseException:
+                self._serve(before)
+                await candidate.text_side.retire()
+                raise
+            await before.retire()
+            log.info("%s is served in place of %s, as %s asked", candidate.text_side.name, before.name, by.name)
+        except PageddError as error:
+            log.error("the model that %s asked for is not served, %s is: %s", by.name, before.name, error)
+            self._events.add("model", f"another could not be loaded ({error.code}); {before.name} is served")
+            raise
+        except Exception as error:
+            log.exception("fault while another model was loaded")
+            raise PageddError("internal", f"{before.name} is served on; the log has the trace") from error
+        finally:
+            self._is_swapping = False
+
+    async def _running_ended(self) -> None:
+        """Returns when the engine has no request any more, or `drain_seconds` are over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_seconds):
+                while self._live.running():
+                    await self._live.wait_ended()
+
+    async def _whole(self, work: Coroutine[None, None, None]) -> None:
+        """Runs to its end, also when whoever asked for it goes away in the middle."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
+
+async def _no_other_model(name: str, served_name: str | None) -> Candidate:
+    raise PageddError("model_unavailable", f"{name}: this daemon serves one model alone")

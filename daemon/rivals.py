@@ -1,0 +1,103 @@
+"""Who else needs the device now: programs that were named, or anybody whose memory leaves too little of the card free.
+
+Owns the judgement and its calm: a device that has just become free may be wanted again at once, and a load takes
+seconds. `service.py` gives the device up and takes it back; when to look is `server.py`'s.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.gpus import GpuMeter, Nvml, cuda_index, reading
+from pagedd.engine.info import EngineInfo
+
+log = logging.getLogger(__name__)
+
+# The device is taken back when nobody has wanted it for so long.
+CALM_S = 10.0
+_GIB = 1 << 30
+
+
+def running_programs() -> Iterable[str]:
+    """Names of the processes of this machine, as far as this user may see them."""
+    for process in psutil.process_iter(["name"]):
+        yield str(process.info["name"] or "")
+
+
+class Rivals:
+    """Looks when it is asked, in any one thread.
+
+    Args:
+        nvml: None where there is none; then only programs count.
+        programs, clock: replaceable for tests; the clock in s.
+    """
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        nvml: Nvml | None,
+        programs: Callable[[], Iterable[str]] = running_programs,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._names = {os.path.basename(name).lower() for name in config.yield_to}
+        self._floor_bytes = None if config.yield_below_gib is None else config.yield_below_gib * _GIB
+        self._nvml = nvml
+        self._programs = programs
+        self._clock = clock
+        self._card: GpuMeter | None = None
+        self._engine_bytes = 0.0
+        self._claim: str | None = None
+        self._calm_from_s = 0.0
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether the settings name anything to look for."""
+        return bool(self._names) or self._floor_bytes is not None
+
+    def claim(self, info: EngineInfo | None) -> str | None:
+        """Why the device should be left to others, in words; None when it need not.
+
+        `info` is the engine's, None while there is none.
+        """
+        if info is not None:
+            self._know(info)
+        claim, now_s = self._program() or self._memory(is_away=info is None), self._clock()
+        if claim is not None:
+            self._claim, self._calm_from_s = claim, now_s + CALM_S
+        elif now_s >= self._calm_from_s:
+            self._claim = None
+        return self._claim
+
+    def _know(self, info: EngineInfo) -> None:
+        index = cuda_index(info.device)
+        if index is None:
+            self._card = None
+        elif self._card is None or self._card.index != index:
+            self._card = GpuMeter(self._nvml, index)
+        self._engine_bytes = info.model_bytes + info.num_blocks * info.block_size * info.kv_bytes_per_token
+
+    def _program(self) -> str | None:
+        if not self._names:
+            return None
+        running = {name.lower() for name in reading(lambda: list(self._programs())) or ()}
+        found = sorted(self._names & running)
+        return f"{', '.join(found)} {'runs' if len(found) == 1 else 'run'}" if found else None
+
+    def _memory(self, is_away: bool) -> str | None:
+        """With the engine away, it has to fit in beside the floor again."""
+        if self._floor_bytes is None or self._card is None:
+            return None
+        card = self._card.read()
+        if card.memory_total_bytes is None or card.memory_used_bytes is None:
+            return None
+        free = card.memory_total_bytes - card.memory_used_bytes
+        wanted = self._floor_bytes + (self._engine_bytes if is_away else 0.0)
+        if wanted > card.memory_total_bytes:
+            # Nobody else could ever be the cause, and the engine would never come back.
+            log.debug("the engine and yield_below_gib together exceed the card; its memory is not looked at")
+            return None
+        return f"{free / _GIB:.1f} GiB of the GPU are free, {wanted / _GIB:.1f} are wanted" if free < wanted else None
