@@ -151,9 +151,8 @@ def test_clients_of_every_kind_hear_their_end_or_hold_nothing_up(start_daemon: S
             message = Generate(id=str(number), prompt_token_ids=[Prompt.SLOW], sampling=sampling)
             client.send_multipart([PROTOCOL_VERSION, encode(message)])
             client.setsockopt(zmq.LINGER, 0)
-        streams = [InBackground(daemon, [Prompt.SLOW], max_tokens=2000, stream=True) for _ in range(2)]
-        # The first ids are control tokens, of which a stream says nothing.
-        daemon.wait_until(lambda daemon: metric(daemon, "vllm:generation_tokens_total") > 5 * 40)
+        streams = [InBackground(daemon, [Prompt.SLOW, 500], max_tokens=2000, stream=True) for _ in range(2)]
+        daemon.wait_until(lambda daemon: metric(daemon, "vllm:num_requests_running") == 5)
         long = InBackground(daemon, [Prompt.HANG], max_tokens=3)  # a step that does not end, as a long prefill
         assert daemon.stop(timeout_s=20) == 0
     for stream in streams:
