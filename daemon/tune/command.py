@@ -115,17 +115,20 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _users(text: str) -> int:
-    return _within(int(text), 1, 65536)
+    users = int(text)
+    _check_range(users, 1, 65536)
+    return users
 
 
 def _seconds(text: str) -> float:
-    return _within(float(text), 1.0, 86400.0)
+    seconds = float(text)
+    _check_range(seconds, 1, 86400)
+    return seconds
 
 
-def _within(value: float, least: float, most: float) -> Any:
+def _check_range(value: float, least: int, most: int) -> None:
     if not least <= value <= most:  # nor NaN
-        raise argparse.ArgumentTypeError(f"{value}, allowed are {least:g} to {most:g}")
-    return value
+        raise argparse.ArgumentTypeError(f"{value}, allowed are {least} to {most}")
 
 
 def _refuse_beside_a_daemon(runtime_dir: Path | None) -> None:
