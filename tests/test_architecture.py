@@ -26,6 +26,7 @@ THIRD_PARTY = {
     "engine": {"torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy"},
     "daemon": {
         "aiohttp",
+        "dbus_fast",
         "gguf",
         "huggingface_hub",
         "jinja2",
