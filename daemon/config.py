@@ -158,6 +158,16 @@ class DaemonConfig:
     idle_sleep_seconds: float | None = setting(
         None, "Without a request for so long, the engine sleeps: all its memory is free.", above=0, none="off"
     )
+    max_tokens_per_second: float | None = setting(
+        None, "Most tokens to compute a second, prompts and outputs together.", above=0, none="off"
+    )
+    max_tokens_per_second_on_battery: float | None = setting(
+        None, "The same while the machine runs on its battery.", above=0, none="off"
+    )
+    max_tokens_per_second_when_hot: float | None = setting(
+        None, "The same from hot_celsius on, until it is 5 °C cooler.", above=0, none="off"
+    )
+    hot_celsius: float = setting(90.0, "Of the machine's hottest thermal zone.", minimum=20, maximum=150)
     yield_to: tuple[str, ...] = setting(
         (), "Programs that get the device to themselves: while one of that name runs, the engine sleeps.", none="nobody"
     )
