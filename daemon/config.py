@@ -177,6 +177,10 @@ class DaemonConfig:
         minimum=0,
         none="off",
     )
+    request_log: Path | None = setting(  # noqa: RUF009 (as above)
+        None, "File for a line a request, its lengths and when it came: for pagectl replay and tune.", none="off"
+    )
+    request_log_prompts: bool = setting(False, "Also the prompts in the request log, as token ids.")
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
     log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
     # Callers, and what they cost

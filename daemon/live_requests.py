@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, DaemonMessage, Ending, Failed, Generate
+from pagedd.client.request_log import LoggedRequest
 from pagedd.daemon import poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.host import Host
 from pagedd.daemon.metering import Meter, Metering
 from pagedd.daemon.metrics import Metrics, RequestTimes
+from pagedd.daemon.request_log import RequestLog
 from pagedd.daemon.requests import Abort, Broken, Event, LiveRequest, Phase, Send, Submit
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class LiveEntry:
 
     Attributes:
         digest: once it is admitted, what stands for it in crash reports and, with its caller, in `poison.py`.
+        prompt_token_ids: once it is admitted, where the request log wants them.
         failure: the code of its `Failed`, once it has heard one.
     """
 
@@ -45,6 +48,7 @@ class LiveEntry:
     times: RequestTimes
     meter: Meter
     digest: bytes = b""
+    prompt_token_ids: list[int] | None = None
     failure: str | None = None
 
     @property
@@ -61,7 +65,13 @@ class LiveRequests:
     """
 
     def __init__(
-        self, host: Host, metrics: Metrics, metering: Metering, events: EventLog, suspects: poison.Suspects
+        self,
+        host: Host,
+        metrics: Metrics,
+        metering: Metering,
+        events: EventLog,
+        suspects: poison.Suspects,
+        request_log: RequestLog,
     ) -> None:
         self.endings: deque[Ending] = deque(maxlen=_ENDINGS_KEPT)
         self.idle_since_s = time.monotonic()
@@ -70,6 +80,7 @@ class LiveRequests:
         self._metering = metering
         self._events = events
         self._suspects = suspects
+        self._request_log = request_log
         self._entries: dict[str, LiveEntry] = {}
         self._one_ended = asyncio.Event()
 
@@ -149,9 +160,23 @@ class LiveRequests:
         self.endings.append(Ending(request_id=request.request_id, outcome=outcome))
         self._metering.leave(entry.meter, is_callers_doing=request.outcome != "error")
         was_admitted = request.num_prompt_tokens > 0
+        if request.num_output_tokens > 0:
+            self._request_log.add(_logged(entry))
         if request.outcome in ("stop", "length"):
             self._suspects.clear(entry.suspect)
         if was_admitted and request.outcome is not None and request.outcome != "error":
             self._metrics.finished(
                 entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()
             )
+
+
+def _logged(entry: LiveEntry) -> LoggedRequest:
+    request = entry.request
+    return LoggedRequest(
+        time_s=round(time.time() - (time.monotonic() - entry.times.arrival_s), 3),
+        prompt_tokens=request.num_prompt_tokens,
+        prompt_token_ids=entry.prompt_token_ids,
+        output_tokens=-(-request.num_output_tokens // request.num_choices),
+        n=request.num_choices,
+        priority=entry.message.priority,
+    )

@@ -27,6 +27,7 @@ from pagedd.daemon.intake import Intake
 from pagedd.daemon.live_requests import LiveEntry, LiveRequests, Sink
 from pagedd.daemon.metering import Metering
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
+from pagedd.daemon.request_log import RequestLog
 from pagedd.daemon.requests import Broken, Cancelled, ClientGone, LiveRequest, Phase, Produced
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
@@ -66,7 +67,8 @@ class Service:
         self._ready_since_s = time.monotonic()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
         self.metrics = Metrics(self._engine_figures)
-        self._live = LiveRequests(host, self.metrics, self.metering, self.events, self._suspects)
+        self._request_log = RequestLog(config.request_log)
+        self._live = LiveRequests(host, self.metrics, self.metering, self.events, self._suspects, self._request_log)
         self.device = DeviceUse(config, host, self._live, self.events, self.served_model, self.serve)
         self._intake = Intake(
             config, host, self._live, self.metering, self.doctor, self._suspects, self.served_model, self.device.wake
@@ -110,6 +112,7 @@ class Service:
         self.device.close()
         for entry in self._live:
             self._live.apply(entry, Broken("shutting_down", "the daemon is stopping", engine_has_it=True))
+        self._request_log.close()
         if self.model is not None:
             self.model.close()
 
