@@ -181,6 +181,9 @@ class DaemonConfig:
         None, "File for a line a request, its lengths and when it came: for pagectl replay and tune.", none="off"
     )
     request_log_prompts: bool = setting(False, "Also the prompts in the request log, as token ids.")
+    otel_endpoint: str | None = setting(
+        None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace a request; no texts.", none="off"
+    )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
     log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
     # Callers, and what they cost

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, DaemonMessage, Ending, Failed, Generate
-from pagedd.client.request_log import LoggedRequest
 from pagedd.daemon import poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.host import Host
 from pagedd.daemon.metering import Meter, Metering
 from pagedd.daemon.metrics import Metrics, RequestTimes
-from pagedd.daemon.request_log import RequestLog
 from pagedd.daemon.requests import Abort, Broken, Event, LiveRequest, Phase, Send, Submit
 
 log = logging.getLogger(__name__)
@@ -71,8 +69,9 @@ class LiveRequests:
         metering: Metering,
         events: EventLog,
         suspects: poison.Suspects,
-        request_log: RequestLog,
+        on_ended: Callable[[LiveEntry], None],
     ) -> None:
+        """`on_ended` hears of each that is over; it must not wait."""
         self.endings: deque[Ending] = deque(maxlen=_ENDINGS_KEPT)
         self.idle_since_s = time.monotonic()
         self._host = host
@@ -80,7 +79,7 @@ class LiveRequests:
         self._metering = metering
         self._events = events
         self._suspects = suspects
-        self._request_log = request_log
+        self._on_ended = on_ended
         self._entries: dict[str, LiveEntry] = {}
         self._one_ended = asyncio.Event()
 
@@ -160,23 +159,13 @@ class LiveRequests:
         self.endings.append(Ending(request_id=request.request_id, outcome=outcome))
         self._metering.leave(entry.meter, is_callers_doing=request.outcome != "error")
         was_admitted = request.num_prompt_tokens > 0
-        if request.num_output_tokens > 0:
-            self._request_log.add(_logged(entry))
         if request.outcome in ("stop", "length"):
             self._suspects.clear(entry.suspect)
         if was_admitted and request.outcome is not None and request.outcome != "error":
             self._metrics.finished(
                 entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()
             )
-
-
-def _logged(entry: LiveEntry) -> LoggedRequest:
-    request = entry.request
-    return LoggedRequest(
-        time_s=round(time.time() - (time.monotonic() - entry.times.arrival_s), 3),
-        prompt_tokens=request.num_prompt_tokens,
-        prompt_token_ids=entry.prompt_token_ids,
-        output_tokens=-(-request.num_output_tokens // request.num_choices),
-        n=request.num_choices,
-        priority=entry.message.priority,
-    )
+        try:
+            self._on_ended(entry)
+        except Exception:
+            log.exception("fault while the end of request %s was told", request.request_id)

@@ -6,11 +6,13 @@ nothing costs the log its lines and no request anything.
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import msgspec
 
 from pagedd.client.request_log import LoggedRequest
+from pagedd.daemon.live_requests import LiveEntry
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,11 @@ class RequestLog:
         self._fd: int | None = None
         self._num_bytes = 0
         self._has_failed = False
+
+    def ended(self, entry: LiveEntry) -> None:
+        """A request is over; one without an answer is not logged. Raises nothing."""
+        if entry.request.num_output_tokens > 0:
+            self.add(_logged(entry))
 
     def add(self, request: LoggedRequest) -> None:
         """Raises nothing."""
@@ -68,3 +75,15 @@ class RequestLog:
             os.ftruncate(self._fd, self._num_bytes)
             raise OSError(f"{written} of {len(line)} bytes could be written; is the disk full?")
         self._num_bytes += written
+
+
+def _logged(entry: LiveEntry) -> LoggedRequest:
+    request = entry.request
+    return LoggedRequest(
+        time_s=round(time.time() - (time.monotonic() - entry.times.arrival_s), 3),
+        prompt_tokens=request.num_prompt_tokens,
+        prompt_token_ids=entry.prompt_token_ids,
+        output_tokens=-(-request.num_output_tokens // request.num_choices),
+        n=request.num_choices,
+        priority=entry.message.priority,
+    )

@@ -32,6 +32,7 @@ THIRD_PARTY = {
         "jinja2",
         "msgspec",
         "numpy",
+        "opentelemetry",
         "prometheus_client",
         "psutil",
         "pynvml",
