@@ -14,7 +14,7 @@ PLOTS := $(VENV)/plots-$(shell sha256sum requirements-plots.lock | cut -c1-16)
 MODEL ?= smollm2-135m-instruct
 BENCHES := paging step static_batch
 PEERS :=
-PACKAGES := client kernels engine daemon tui bench
+PACKAGES := client kernels engine daemon tui scale bench
 
 .PHONY: help
 help:  ## print this

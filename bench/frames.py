@@ -8,15 +8,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from pagedd.client.protocol import (
-    BlockMap,
-    Device,
-    Event,
-    Machine,
-    PrefixNode,
-    RequestRow,
-    StatsFrame,
-)
+from pagedd.client.protocol import PrefixNode
+from pagedd.client.stats_frame import BlockMap, Device, Event, Machine, RequestRow, StatsFrame
 
 START_S = 1_700_000_000.0
 BLOCK_SIZE = 16

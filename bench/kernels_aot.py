@@ -11,7 +11,8 @@
     wide_loads   loads of 16 bytes in the PTX, asynchronous copies included
 
 Registers, spills and shared memory are read from the cubin: what runs is decided there, whatever was asked for. Fails
-where a variant that a Llama-8B uses spills, or where one with products lacks matrix instructions or 16-byte loads.
+where a variant that a Llama-8B uses spills, where one takes more shared memory than there is, or where one with
+products lacks matrix instructions or 16-byte loads (on 75, for which Triton makes none, it may).
 """
 
 import argparse
@@ -29,6 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pagedd.bench.report import Cell, markdown, print_report
+from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS
 from pagedd.kernels.triton.variant import Variant
 
 # Modules of kernels/triton/ with `variants(arch)`.
@@ -41,8 +43,9 @@ OPS = (
     "top_k_top_p",
     "paged_attention",
     "split_decode",
+    "limits",
 )
-ARCHS = (80, 86, 89, 90, 100, 120)
+ARCHS = (75, 80, 86, 89, 90, 100, 120)
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _PRODUCTS = re.compile(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync)\b")
@@ -55,25 +58,31 @@ _WIDE_LOAD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What one streaming multiprocessor has, by NVIDIA's table of compute capabilities."""
+    """What one streaming multiprocessor has, and one program of it, by NVIDIA's table of compute capabilities."""
 
     max_warps: int
     max_programs: int
     shared_bytes: int
+    shared_bytes_of_a_program: int
+
+    @property
+    def shared_bytes_of_the_system(self) -> int:
+        """Beside what a program asks for."""
+        return self.shared_bytes - self.shared_bytes_of_a_program
 
 
-_LARGE = Processor(max_warps=64, max_programs=32, shared_bytes=228 * 1024)
+_LARGE = Processor(64, 32, 228 * 1024, 227 * 1024)
 PROCESSORS = {
-    80: Processor(max_warps=64, max_programs=32, shared_bytes=164 * 1024),
-    86: Processor(max_warps=48, max_programs=16, shared_bytes=100 * 1024),
-    89: Processor(max_warps=48, max_programs=24, shared_bytes=100 * 1024),
+    75: Processor(32, 16, 64 * 1024, 64 * 1024),
+    80: Processor(64, 32, 164 * 1024, 163 * 1024),
+    86: Processor(48, 16, 100 * 1024, 99 * 1024),
+    89: Processor(48, 24, 100 * 1024, 99 * 1024),
     90: _LARGE,
     100: _LARGE,
-    120: Processor(max_warps=48, max_programs=24, shared_bytes=100 * 1024),
+    120: Processor(48, 24, 100 * 1024, 99 * 1024),
 }
 _REGISTERS = 65_536  # of a processor, on all of them
 _REGISTERS_AT_ONCE = 256  # a warp gets multiples of this
-_SHARED_BYTES_OF_THE_SYSTEM = 1024  # beside what a program asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +145,7 @@ def occupancy_of(processor: Processor, num_warps: int, registers: int, shared: i
         "warps": processor.max_warps // num_warps,
         "programs": processor.max_programs,
         "registers": _REGISTERS // warp_registers // num_warps,
-        "shared memory": processor.shared_bytes // (shared + _SHARED_BYTES_OF_THE_SYSTEM),
+        "shared memory": processor.shared_bytes // max(1, shared + processor.shared_bytes_of_the_system),
     }
     limit = min(num_programs, key=num_programs.__getitem__)
     return num_programs[limit] * num_warps / processor.max_warps, limit
@@ -147,6 +156,11 @@ def faults_of(variant: Variant, compiled: Compiled) -> Iterator[str]:
     where = f"{variant.name} on sm_{compiled.arch}"
     if variant.is_8b and compiled.spilled:
         yield f"{where} spills {compiled.spilled} bytes a thread"
+    most = PROCESSORS[compiled.arch].shared_bytes_of_a_program
+    if compiled.shared > most:
+        yield f"{where} takes {compiled.shared} bytes of shared memory, a program may have {most}"
+    if compiled.arch in WITHOUT_MATRIX_INSTRUCTIONS:
+        return
     if variant.has_products and compiled.products is None:
         yield f"{where} multiplies matrices without a matrix instruction"
     if variant.has_products and not compiled.wide_loads:
@@ -154,8 +168,11 @@ def faults_of(variant: Variant, compiled: Compiled) -> Iterator[str]:
 
 
 def variants_of(ops: Sequence[str], arch: int) -> Iterator[Variant]:
+    """Those that a card of that architecture is served with: in bfloat16 only where it has that."""
     for op in ops:
-        yield from import_module(f"pagedd.kernels.triton.{op}").variants(arch)
+        for variant in import_module(f"pagedd.kernels.triton.{op}").variants(arch):
+            if arch not in WITHOUT_BFLOAT16 or "bf16" not in variant.name.split("."):
+                yield variant
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -189,7 +206,7 @@ def summary_rows(compiled: Sequence[Compiled]) -> list[dict[str, Cell]]:
     """The least and the most of each operation, those with mma together, by architectures beside it."""
     rows: list[dict[str, Cell]] = []
     for op in OPS:
-        for name, archs in (("80, 86, 89, 120", {80, 86, 89, 120}), ("90", {90}), ("100", {100})):
+        for name, archs in (("75", {75}), ("80, 86, 89, 120", {80, 86, 89, 120}), ("90", {90}), ("100", {100})):
             found = [one for one in compiled if one.variant.partition(".")[0] == op and one.arch in archs]
             if found:
                 registers, occupancies = [one.registers for one in found], [one.occupancy for one in found]

@@ -146,6 +146,48 @@ def memory_gib(batch: int, kv_form: str, shape: Shape = LLAMA_8B) -> float:
     return (weights + kv) / 2**30
 
 
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """How an 8B model's file has its weights: bits a number as a card holds them, scales included."""
+
+    name: str
+    layers: float
+    head: float
+
+
+# In Q4_K_M half of the values' and of the down projections' matrices, and the head, are Q6_K, which takes 8 bits and
+# nested scales on a card; queries, keys and values are one product, all in the widest form of the three.
+_Q4_K, _Q6_K = 4 + 16 / 32 + 32 / 256, 8 + 16 / 16 + 32 / 256
+
+
+def file_forms(shape: Shape) -> tuple[FileForm, ...]:
+    wide = shape.hidden * (shape.qkv + shape.inner) / 2 / shape.layer_weights
+    return (
+        FileForm("Q4_0", 5, 5),
+        FileForm("Q4_K_M", _Q4_K + wide * (_Q6_K - _Q4_K), _Q6_K),
+        FileForm("Q8_0", 9, 9),
+        FileForm("16 bits", 16, 16),
+    )
+
+
+def file_rows(shape: Shape = LLAMA_8B) -> list[dict[str, Cell]]:
+    """Weights of an 8B model by file, and the tokens of cache that the rest of a card of 8 GB holds beside them.
+
+    The rest is what `--gpu-memory-utilization` 0.9 leaves of 7.5 GiB that are free, without activations and graphs.
+    """
+    rows: list[dict[str, Cell]] = []
+    for form in file_forms(shape):
+        layers, head = shape.layers * shape.layer_weights * form.layers / 8, shape.head_weights * form.head / 8
+        weights = layers + head + shape.head_weights * 2  # the embedding in 16 bits
+        row: dict[str, Cell] = {"file": form.name, "weights, GiB": round(weights / 2**30, 2)}
+        left = USABLE_SHARE * (7.5 * 2**30 - weights)
+        for kv_form, num_bytes in KV_BYTES_PER_NUMBER.items():
+            per_token = shape.layers * 2 * shape.kv_heads * shape.head_dim * num_bytes
+            row[f"tokens in {kv_form}"] = int(left / per_token) // 1000 * 1000 if left > 0 else None
+        rows.append(row)
+    return rows
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +302,13 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the tables of docs/gpu.md instead")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
     args = parser.parse_args()
-    tables = {"kernels": kernel_rows(), "step": step_rows(), "prefill": prefill_rows(), "launches": launch_rows()}
+    tables = {
+        "kernels": kernel_rows(),
+        "step": step_rows(),
+        "prefill": prefill_rows(),
+        "launches": launch_rows(),
+        "files": file_rows(),
+    }
     if args.markdown:
         print("\n\n".join(markdown(rows) for rows in tables.values()))
     else:

@@ -16,7 +16,6 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from pagedd.client import protocol
 from pagedd.client.connection import Connection, as_error, decoded
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
@@ -38,6 +37,7 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
@@ -46,21 +46,22 @@ from pagedd.client.protocol import (
     Ping,
     Pong,
     Prefixes,
+    Previews,
     RequestText,
     SetPriority,
     Sleep,
     Stats,
-    StatsFrame,
     UsageReport,
     Wake,
 )
+from pagedd.client.stats_frame import StatsFrame, decode_stats
 
 # A load takes seconds on a CPU, and minutes where kernels are compiled or graphs captured.
 LOAD_WAIT_S = 300.0
 
 _PICTURES_BEHIND = 64
 
-_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, UsageReport)
+_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, Previews, UsageReport)
 
 
 class AsyncClient:
@@ -190,7 +191,7 @@ class AsyncClient:
         try:
             while True:
                 for frames in (await link.receive())[0 if every else -1 :]:
-                    yield decoded(protocol.decode_stats, frames[0])
+                    yield decoded(decode_stats, frames[0])
         finally:
             link.close()
 
@@ -211,6 +212,10 @@ class AsyncClient:
         Raises `PageddError`: `request_not_found`, or `forbidden` for another user's.
         """
         return await self._ask(await self._requests(), GetText(id=next(self._ids), target=request_id), RequestText)
+
+    async def previews(self) -> dict[str, str]:
+        """The first words of each live request whose text this user may see, by its daemon-given `request_id`."""
+        return (await self._ask(await self._requests(), GetPreviews(id=next(self._ids)), Previews)).previews
 
     async def usage(self) -> UsageReport:
         """Who has used how much, and what a token costs."""

@@ -58,7 +58,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "shutting_down": ErrorKind(503, "The daemon is stopping."),
     "daemon_unreachable": ErrorKind(503, "No daemon answers at that socket."),
     # Faults
-    "out_of_memory": ErrorKind(500, "The device ran out of memory for this request."),
+    "out_of_memory": ErrorKind(500, "The device ran out of memory, for this request or while the model loaded."),
     "nan_logits": ErrorKind(500, "The model produced numbers that are not finite for this request."),
     "internal": ErrorKind(500, "A fault inside pagedd; the log has the trace under the request's id."),
     # Configuration (start-up and command line)
@@ -69,7 +69,9 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "checksum_mismatch": ErrorKind(500, "A fetched file is not the one that was asked for."),
     "unsupported_model": ErrorKind(400, "The model needs something that pagedd does not implement exactly."),
     "device_unavailable": ErrorKind(503, "The device does not compute now: no driver, or the card is lost."),
-    "unsupported_device": ErrorKind(400, "The GPU is too old for the kernels."),
+    "unsupported_device": ErrorKind(
+        400, "The device can never serve here: the GPU is too old for the kernels, or torch is built without CUDA."
+    ),
     "poor_kv_quality": ErrorKind(
         500, "The quantized KV cache changes more of this model's answers than it should, and was to be refused then."
     ),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from pagedd.client import pagectl_commands as commands
+from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
 from pagedd.client.pagectl_commands import EXIT_REFUSED, SAMPLING_FLAGS
 from pagedd.client.render import printable
@@ -162,8 +163,16 @@ def make_parser() -> argparse.ArgumentParser:
     pull = command("pull", commands.run_pull, "fetch a model into the cache and verify it")
     pull.add_argument("name", metavar="NAME", help="a known name, or a Hugging Face name")
 
+    completion = command("completion", run_completion, "print what a shell reads to complete pagectl's line")
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
+
     command("version", commands.run_version, "print the versions of pagectl and of the daemon")
     return parser
+
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    print(completion_script(make_parser(), arguments.shell))
+    return 0
 
 
 def _add_request_flags(parser: argparse.ArgumentParser) -> None:

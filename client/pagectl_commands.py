@@ -22,7 +22,6 @@ from pagedd.client.aio import LOAD_WAIT_S, AsyncClient
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.options import SamplingOptions
-from pagedd.client.protocol import StatsFrame
 from pagedd.client.render import (
     Glyphs,
     printable,
@@ -37,6 +36,7 @@ from pagedd.client.render_advice import render_advice
 from pagedd.client.render_usage import render_cost, render_usage
 from pagedd.client.replay import Replayed, replay
 from pagedd.client.request_log import read_log
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.client.sync import Client
 
 EXIT_REFUSED = 1

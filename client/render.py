@@ -4,17 +4,17 @@ Pure: frame in, lines out; the caller says how wide and with which glyphs. `page
 mean is defined in `engine/stats.py`.
 """
 
-import string
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pagedd.client.letters import LETTERS, letter_index
 from pagedd.client.percent import percent
-from pagedd.client.protocol import BlockMap, Event, Prefixes, RequestRow, StatsFrame
+from pagedd.client.protocol import Prefixes
+from pagedd.client.stats_frame import BlockMap, Event, RequestRow, StatsFrame
 
 # `S` marks shared blocks, so no sequence gets it.
-_LETTERS = string.ascii_lowercase + string.ascii_uppercase.replace("S", "") + string.digits
 _SHARED = "S"
 _ENDED = "?"
 _CACHED_STATE = 1
@@ -70,10 +70,10 @@ def render_requests(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
             str(row.priority),
             _state(row),
             str(row.num_prompt_tokens),
-            str(row.num_cached_tokens),
+            str(row.num_cached_tokens) if row.num_blocks else glyphs.missing,
             str(row.num_output_tokens),
             str(row.num_blocks),
-            glyphs.missing if row.first_token_s is None else f"{row.first_token_s * 1000:.0f} ms",
+            glyphs.missing if row.first_token_s is None else _latency(row.first_token_s),
             _duration(row.age_s),
         ]
         for letter, row in zip(letters, frame.requests, strict=True)
@@ -196,8 +196,18 @@ def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
 
 def _letters(requests: Sequence[RequestRow], glyphs: Glyphs) -> list[str]:
     """A letter for each sequence that has blocks, a sign that there are too many, or the free cell's glyph for none."""
-    letters = iter(_LETTERS)
-    return [next(letters, glyphs.many) if row.num_blocks else glyphs.free for row in requests]
+    letters: list[str] = []
+    taken: set[int] = set()
+    for row in requests:
+        index = letter_index(len(taken) if row.number is None else row.number, taken)
+        if not row.num_blocks:
+            letters.append(glyphs.free)
+        elif index is None:
+            letters.append(glyphs.many)
+        else:
+            taken.add(index)
+            letters.append(LETTERS[index])
+    return letters
 
 
 def _name(row: RequestRow) -> str:
@@ -241,7 +251,7 @@ def _legend(
     meanings = [
         f"{letter} {_name(row)} ({printable(row.user)})"
         for letter, row in zip(letters, requests, strict=True)
-        if letter in _LETTERS
+        if letter in LETTERS
     ]
     meanings += [
         f"{glyph} {meaning}"
@@ -275,6 +285,13 @@ def _figure(name: str, value: float | None, glyphs: Glyphs) -> tuple[str, str]:
         unit, factor, decimals = _UNITS[kind]
         return f"{value * factor:.{decimals}f}", unit
     return (f"{value:.0f}" if float(value).is_integer() else f"{value:.3f}"), ""
+
+
+def _latency(seconds: float) -> str:
+    """As `pagetop` has it: tenths of short ones, whole seconds of very long ones."""
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f} ms"
 
 
 def _duration(seconds: float) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from pagedd.client.protocol import StatsFrame
 from pagedd.client.render import printable
+from pagedd.client.stats_frame import StatsFrame
 
 
 def render_advice(frame: StatsFrame) -> Iterator[str]:

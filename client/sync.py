@@ -24,9 +24,9 @@ from pagedd.client.protocol import (
     Pong,
     Prefixes,
     RequestText,
-    StatsFrame,
     UsageReport,
 )
+from pagedd.client.stats_frame import StatsFrame
 
 _Result = TypeVar("_Result")
 
@@ -150,6 +150,10 @@ class Client:
     def text(self, request_id: str) -> RequestText:
         """Prompt and output so far of a live request."""
         return self._wait(self._client.text(request_id))
+
+    def previews(self) -> dict[str, str]:
+        """The first words of each live request whose text this user may see, by its daemon-given `request_id`."""
+        return self._wait(self._client.previews())
 
     def usage(self) -> UsageReport:
         """Who has used how much, and what a token costs."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedd.client.percent import percent
-from pagedd.client.protocol import Advice
+from pagedd.client.stats_frame import Advice
 from pagedd.engine.kv.quality import AGREEMENT_BARS, LARGER_FORM
 
 # Rules about averages wait for so much work, and those about prompts for so many of them.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagedd.client.protocol import Advice
+from pagedd.client.stats_frame import Advice
 from pagedd.daemon.advice import RULES
 
 

@@ -8,20 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon import logs
-
-USAGE = """\
-usage: pagedd [FLAGS]                 serve a model (pagedd --help lists the flags)
-       pagedd pull [NAME]             fetch a model and verify it; print where it is
-       pagedd prepare [NAME]          fetch it and make what the daemon needs to start quickly
-       pagedd tune [FLAGS]            try settings on the model and a load; print what each is worth
-       pagedd check-config [FLAGS]    print every setting and its origin; check that they can serve
-       pagedd config-table            print the settings as a Markdown table
-       pagedd hash-key [NAME [admin]] print the line of api_key_file for the key on standard input
-       pagedd version
-"""
 
 # Numbers of sysexits.h. The unit does not restart the daemon after 65, 69, 75 and 78: waiting would not help.
 EXIT_STATUSES = {
@@ -46,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments == ["--version"]:
             return version([])
         if arguments and not arguments[0].startswith("-"):
-            return _command(arguments[0])(arguments[1:])
+            return _command(arguments[0]).run(arguments[1:])
         return serve(arguments)
     except PageddError as error:
         priority = "<2>" if logs.writes_to_journal(sys.stderr, os.environ) else ""
@@ -62,7 +52,7 @@ def serve(argv: list[str]) -> int:
     from pagedd.daemon.config import load_config
 
     if "--help" in argv or "-h" in argv:
-        print(USAGE)
+        print(usage())
     # Until the event loop hears it: a reload in the first instants has nothing to change, and ends nothing.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = load_config(argv).config
@@ -125,6 +115,17 @@ def hash_key(argv: list[str]) -> int:
     return 0
 
 
+def completion(argv: list[str]) -> int:
+    from pagedd.client.completion import SHELLS, completion_script
+
+    if len(argv) != 1 or argv[0] not in SHELLS:
+        raise PageddError("invalid_setting", f"pagedd completion {' '.join(argv)}: it takes one of {', '.join(SHELLS)}")
+    from pagedd.daemon.command_line import make_parser
+
+    print(completion_script(make_parser(), argv[0]))
+    return 0
+
+
 def version(argv: list[str]) -> int:
     from importlib.metadata import version as installed_version
 
@@ -132,15 +133,32 @@ def version(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "pull": pull,
-    "prepare": prepare,
-    "tune": tune,
-    "check-config": check_config,
-    "config-table": config_table,
-    "hash-key": hash_key,
-    "version": version,
+class Command(NamedTuple):
+    """One of the commands; `arguments` as they are shown, `help` without a full stop."""
+
+    run: Callable[[list[str]], int]
+    arguments: str
+    help: str
+
+
+COMMANDS = {
+    "pull": Command(pull, "[NAME]", "Fetch a model and verify it; print where it is"),
+    "prepare": Command(prepare, "[NAME]", "Fetch it and make what the daemon needs to start quickly"),
+    "tune": Command(tune, "[FLAGS]", "Try settings on the model and a load; print what each is worth"),
+    "check-config": Command(check_config, "[FLAGS]", "Print every setting and its origin; check that they can serve"),
+    "config-table": Command(config_table, "", "Print the settings as a Markdown table"),
+    "hash-key": Command(hash_key, "[NAME [admin]]", "Print the line of api_key_file for the key on standard input"),
+    "completion": Command(completion, "SHELL", "Print what bash, zsh or fish reads to complete pagedd's line"),
+    "version": Command(version, "", "Print the version"),
 }
+
+
+def usage() -> str:
+    """What `pagedd --help` says before the flags."""
+    rows = [("[FLAGS]", "Serve a model (pagedd --help lists the flags)")]
+    rows += [(f"{name} {command.arguments}".rstrip(), command.help) for name, command in COMMANDS.items()]
+    lines = [f"pagedd {line:<30} {help[0].lower()}{help[1:]}" for line, help in rows]
+    return "usage: " + "\n       ".join(lines) + "\n"
 
 
 def _only_name(command: str, argv: list[str]) -> str:
@@ -155,7 +173,7 @@ def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _command(name: str) -> Callable[[list[str]], int]:
+def _command(name: str) -> Command:
     if name not in COMMANDS:
         import difflib
 

@@ -12,6 +12,7 @@ import msgspec
 from pagedd.client.errors import PageddError
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.models import find_weights
+from pagedd.daemon.restart_policy import FALLBACK_CODES, on_the_cpu
 from pagedd.engine.config import EngineConfig
 
 _TIMEOUT_S = 120.0
@@ -34,9 +35,18 @@ class Verdict(msgspec.Struct, kw_only=True):
 def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None:
     """Fetches nothing; `report` hears what is not looked at. Raises `PageddError` with what the engine would refuse."""
     weights = find_weights(config.model)
+    engine_config = config.to_engine_config(str(weights))
     if weights is None:
         report(f"{config.model} is not fetched yet, so only the device is checked (pagedd pull fetches it)")
-    question = Question(config=config.to_engine_config(str(weights)), has_model=weights is not None)
+    verdict = _ask(Question(config=engine_config, has_model=weights is not None))
+    if verdict.code in FALLBACK_CODES and config.device_fallback == "cpu":
+        report(f"{verdict.code}: {verdict.message}; in its place the CPU would serve, which is checked instead")
+        verdict = _ask(Question(config=on_the_cpu(engine_config), has_model=weights is not None))
+    if verdict.code:
+        raise PageddError(verdict.code, verdict.message)
+
+
+def _ask(question: Question) -> Verdict:
     command = [sys.executable, "-P", "-m", "pagedd.daemon.config_check_process"]
     try:
         child = subprocess.run(
@@ -46,6 +56,4 @@ def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None
         raise PageddError("internal", f"the check takes over {_TIMEOUT_S:.0f} s; does the device answer?") from None
     except subprocess.CalledProcessError as error:
         raise PageddError("internal", f"the check ended with status {error.returncode}; its log is above") from None
-    verdict = msgspec.json.decode(child.stdout, type=Verdict)
-    if verdict.code:
-        raise PageddError(verdict.code, verdict.message)
+    return msgspec.json.decode(child.stdout, type=Verdict)

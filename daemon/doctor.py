@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pagedd.client.protocol import Advice
+from pagedd.client.stats_frame import Advice
 from pagedd.daemon.accounts import Accounts
 from pagedd.daemon.advice import Window, advise
 from pagedd.daemon.prefix_repeats import PrefixCounts, PrefixRepeats

@@ -323,7 +323,9 @@ class EngineHost:
                 return
             if self.has_fallen_back and not had_fallen_back:
                 reason += "; the CPU serves in its place until the daemon is started again"
-            log.error("%s; starting another in %.2g s", reason, delay_s)
+                log.warning("%s", reason)
+            else:
+                log.error("%s; starting another in %.2g s", reason, delay_s)
             self.num_restarts += 1
             self._enter(EngineState.RESTARTING, reason)
             with suppress(TimeoutError):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pagedd.client.errors import ERROR_KINDS
-from pagedd.client.protocol import Event
+from pagedd.client.stats_frame import Event
 from pagedd.daemon.engine_state import EngineState
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Preemption
@@ -27,6 +27,8 @@ _TELLING = frozenset(
         "queue_full",
         "prompt_too_long",
         "exceeds_kv_pool",
+        "over_quota",
+        "exceeds_quota",
         "client_too_slow",
         "engine_died",
         "engine_failed",
@@ -54,24 +56,24 @@ class EventLog:
         self._seq = 0
         self._evictions_seen = 0
         self._burst: _Burst | None = None
-        self._last_refusal = ("", -math.inf)
+        self._last_refusal: tuple[str, str | None, float] = ("", None, -math.inf)
         self._engine_state: EngineState | None = None
 
     def add(self, kind: str, reason: str, request_id: str = "") -> None:
-        """`kind` is one of those that `protocol.Event` lists."""
+        """`kind` is one of those that `Event` lists."""
         self._add(self._clock(), kind, reason, request_id)
 
     def refused(self, code: str, message: str, request_id: str = "", field: str | None = None) -> None:
-        """A message was refused, or a request broke. The same again within a second is not told.
+        """A message was refused, or a request broke. The same code and field again within a second is not told.
 
         `field` is a name of the schema, which no caller made up.
         """
         known = ERROR_KINDS.get(code)
         meaning = message if code in _TELLING or known is None else known.meaning
         reason, now_s = f"{code} ({field}): {meaning}" if field else f"{code}: {meaning}", self._clock()
-        last_reason, last_s = self._last_refusal
-        if reason != last_reason or not 0 <= now_s - last_s < _REPEAT_S:
-            self._last_refusal = (reason, now_s)
+        last_code, last_field, last_s = self._last_refusal
+        if (code, field) != (last_code, last_field) or not 0 <= now_s - last_s < _REPEAT_S:
+            self._last_refusal = (code, field, now_s)
             self.add("refusal", reason, request_id)
 
     def preempted(self, preemptions: list[Preemption]) -> None:

@@ -5,12 +5,14 @@ A frame for everybody (the stats socket) holds no text; one that was asked for h
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockMap, Chat, Generate, RequestRow, StatsFrame
+from pagedd.client.protocol import Chat, Generate
+from pagedd.client.stats_frame import BlockMap, RequestRow, StatsFrame
 from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EVENTS_KEPT
@@ -19,6 +21,7 @@ from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 
 if TYPE_CHECKING:
+    from pagedd.daemon.live_requests import LiveEntry
     from pagedd.daemon.service import Service
 
 VERSION = version("pagedd")
@@ -75,7 +78,7 @@ class Frames:
                 "observed_seconds": service.doctor.observed_s,
                 "observed_seconds_wanted": LEAST_BUSY_S,
             },
-            requests=[self._row(sequence, blocks, viewer) for sequence in snapshot.sequences] if snapshot else [],
+            requests=self._rows(snapshot.sequences, blocks, viewer) if snapshot is not None else [],
             blocks=_block_map(snapshot) if blocks and snapshot is not None else None,
             machine=reading.machine,
             events=service.events.newest(EVENTS_IN_A_FRAME if viewer is None else EVENTS_KEPT),
@@ -91,30 +94,10 @@ class Frames:
         except TimeoutError:
             return Reading()
 
-    def _row(self, sequence: SequenceSnapshot, blocks: bool, viewer: Caller | None) -> RequestRow:
-        # None when its request has ended while the snapshot was on its way.
-        entry = self._service.live_entry(sequence.request_id)
-        return RequestRow(
-            request_id=sequence.request_id,
-            index=sequence.choice_index,
-            user=entry.caller.name if entry is not None else "",
-            state=sequence.state,
-            # The engine's own may be less: whoever has much in flight waits a little longer with the next.
-            priority=entry.message.priority if entry is not None else sequence.priority,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_computed_tokens=sequence.num_computed_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-            num_blocks=len(sequence.block_table),
-            num_preemptions=sequence.num_preemptions,
-            age_s=sequence.age_s,
-            first_token_s=sequence.first_token_s,
-            block_table=sequence.block_table if blocks else [],
-            model=entry.request.model if entry is not None else "",
-            num_scheduled_tokens=sequence.num_scheduled_tokens,
-            max_tokens=sequence.max_tokens,
-            preview=preview(entry.message) if entry and viewer and viewer.may_see(entry.caller.tag) else "",
-        )
+    def _rows(self, sequences: Sequence[SequenceSnapshot], blocks: bool, viewer: Caller | None) -> list[RequestRow]:
+        """Without those whose request has ended while the snapshot was on its way: nobody knows them any more."""
+        live = ((sequence, self._service.live_entry(sequence.request_id)) for sequence in sequences)
+        return [_row(sequence, entry, blocks, viewer) for sequence, entry in live if entry is not None]
 
 
 def figures(stats: EngineStats) -> dict[str, float | None]:
@@ -150,4 +133,29 @@ def _block_map(snapshot: EngineSnapshot) -> BlockMap:
         ref_counts=snapshot.block_ref_counts,
         fills=snapshot.block_fills,
         ages=snapshot.block_ages,
+    )
+
+
+def _row(sequence: SequenceSnapshot, entry: "LiveEntry", blocks: bool, viewer: Caller | None) -> RequestRow:
+    return RequestRow(
+        request_id=sequence.request_id,
+        index=sequence.choice_index,
+        user=entry.caller.name,
+        state=sequence.state,
+        # The engine's own may be less: whoever has much in flight waits a little longer with the next.
+        priority=entry.message.priority,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_cached_tokens=sequence.num_cached_tokens,
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+        num_blocks=len(sequence.block_table),
+        num_preemptions=sequence.num_preemptions,
+        age_s=sequence.age_s,
+        first_token_s=sequence.first_token_s,
+        block_table=sequence.block_table if blocks else [],
+        model=entry.request.model,
+        num_scheduled_tokens=sequence.num_scheduled_tokens,
+        max_tokens=sequence.max_tokens,
+        number=sequence.number,
+        preview=preview(entry.message) if viewer is not None and viewer.may_see(entry.caller.tag) else "",
     )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from pagedd.client.protocol import Device
+from pagedd.client.stats_frame import Device
 
 log = logging.getLogger(__name__)
 

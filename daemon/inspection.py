@@ -18,24 +18,27 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
     Owner,
     Prefixes,
     PrefixNode,
+    Previews,
     RequestText,
     Stats,
     UsageReport,
 )
 from pagedd.daemon.admission import Limit
 from pagedd.daemon.caller import Caller, name_of_tag
+from pagedd.daemon.frames import preview
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 from pagedd.engine.kv.prefix_tree import PrefixRun
 
-Question = GetStats | GetBlock | GetPrefixes | GetText | GetUsage
-Answer = Stats | BlockDetail | Prefixes | RequestText | UsageReport
+Question = GetStats | GetBlock | GetPrefixes | GetText | GetPreviews | GetUsage
+Answer = Stats | BlockDetail | Prefixes | RequestText | Previews | UsageReport
 
 MAX_TEXT_CHARS = 16384
 _INDEX = Limit("index", "A block's physical number.", low=0, high=2**31 - 1)
@@ -61,6 +64,9 @@ class Inspection:
                 return await self._prefixes(question, caller)
             case GetText():
                 return self._text(question, caller)
+            case GetPreviews(id=id):
+                seen = (entry for entry in self._service.live_entries() if caller.may_see(entry.caller.tag))
+                return Previews(id=id, previews={entry.request.request_id: preview(entry.message) for entry in seen})
             case GetUsage(id=id):
                 return self._service.metering.report(id)
 

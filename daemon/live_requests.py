@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Chat, DaemonMessage, Ending, Failed, Generate
+from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate
+from pagedd.client.stats_frame import Ending
 from pagedd.daemon import poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EventLog

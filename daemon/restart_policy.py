@@ -3,9 +3,9 @@
 Owns the rules and their clock; `engine_host.py` starts processes by them. Before the first success somebody waits for
 an answer, so loading is given up after a few tries. Afterwards it must come back by itself, however long that takes.
 
-A device may be away for a while: its driver starts late, or it is lost and comes back after a suspend. It gets
-`DEVICE_PATIENCE_S`; then, where that is configured, the CPU serves in its place until the daemon is started again. In
-place of a device that can never serve it does so at once.
+A device may be away for a while: its driver starts late, it is lost and comes back after a suspend, or others have its
+memory. It gets `DEVICE_PATIENCE_S`; then, where that is configured, the CPU serves in its place until the daemon is
+started again. In place of a device that can never serve it does so at once.
 """
 
 import time
@@ -17,6 +17,10 @@ from pagedd.engine.config import EngineConfig
 DEVICE_PATIENCE_S = 60.0
 MAX_FAILED_LOADS = 3
 
+# What may pass by itself, and on another device is none.
+_AWAY_CODES = frozenset({"device_unavailable", "out_of_memory"})
+# What the CPU can serve in spite of, where it may.
+FALLBACK_CODES = _AWAY_CODES | {"unsupported_device"}
 # Starting again would end the same way.
 _PERMANENT_CODES = frozenset(
     {
@@ -61,7 +65,7 @@ class RestartPolicy:
 
     def after_failed_load(self, code: str | None) -> float | None:
         """Seconds to wait before the next try; `None`: another would end the same way. `code` says how it failed."""
-        if code == "device_unavailable":
+        if code in _AWAY_CODES:
             return self._after_absence()
         self._device_away_since_s = None
         if code == "unsupported_device" and self._can_fall_back and not self.has_fallen_back:

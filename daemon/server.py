@@ -271,8 +271,10 @@ class Daemon:
             self._on_signal(signal.SIGHUP)
             return
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        self._reloader.reload()
+        taken = self._reloader.reload()
         self._http.reload_keys()
+        what = f"taken over: {', '.join(taken)}" if taken else "no setting was taken over; the log says why"
+        self._service.events.add("reload", what)
         systemd.notify("READY=1" if self._was_ready else f"STATUS={self._host.describe()}")
 
     def _set_log_level(self, config: DaemonConfig) -> None:

@@ -9,11 +9,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Chat, Ending, Failed, Generate, StatsFrame
+from pagedd.client.protocol import Chat, Failed, Generate
+from pagedd.client.stats_frame import Ending, StatsFrame
 from pagedd.daemon import admission, poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
@@ -249,6 +250,9 @@ class Service:
     def endings(self) -> Sequence[Ending]:
         """How the last requests ended, the newest at the end."""
         return self._live.endings
+
+    def live_entries(self) -> Iterable[LiveEntry]:
+        return iter(self._live)
 
     def live_entry(self, request_id: str) -> LiveEntry | None:
         return self._live.get(request_id)

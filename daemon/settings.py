@@ -59,7 +59,7 @@ def load_settings(
     Raises `PageddError`: `unknown_setting` (naming the nearest that exists) or `invalid_setting`. `--help` exits.
     """
     settings = settings_of(cls)
-    flags, flag_file = _from_flags(settings, argv, program, default_file)
+    flags, flag_file = _from_flags(settings, argv, program)
     variables, variable_file = _from_environment(settings, environ, frozenset(other_variables))
     named = flag_file or variable_file
     file = Path(named) if named else default_file
@@ -98,15 +98,8 @@ def markdown_table(cls: type[DataclassType], table: str = "") -> str:
     return "\n".join(rows)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise PageddError("invalid_setting", f"{message}; see {self.prog} --help")
-
-
-def _from_flags(
-    settings: list[Setting], argv: list[str], program: str, default_file: Path
-) -> tuple[dict[str, Any], str | None]:
-    parser = _Parser(prog=program, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+def add_flags(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
+    """`--config` and a flag for each setting, whose value comes as the text that was given."""
     parser.add_argument(
         "--config",
         metavar="PATH",
@@ -121,6 +114,16 @@ def _from_flags(
                 "NAMES" if item.kind is tuple else item.kind.__name__.upper()
             )
             parser.add_argument(item.flag, dest=item.name, metavar=metavar, help=shown)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise PageddError("invalid_setting", f"{message}; see {self.prog} --help")
+
+
+def _from_flags(settings: list[Setting], argv: list[str], program: str) -> tuple[dict[str, Any], str | None]:
+    parser = _Parser(prog=program, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    add_flags(parser, settings)
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:
         known = ["--config", *(flag for item in settings for flag in item.flags)]

@@ -15,7 +15,7 @@ import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagedd.client.protocol import Device, Machine
+from pagedd.client.stats_frame import Device, Machine
 from pagedd.daemon.gpus import GpuMeter, Nvml, cuda_index, load_nvml, num_gpus, number, reading
 from pagedd.daemon.rapl import Rapl
 

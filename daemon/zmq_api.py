@@ -26,6 +26,7 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
@@ -144,7 +145,7 @@ class _Door:
             match message:
                 case Ping():
                     self._send(peer, Pong(id=message.id, version=VERSION, state=self._service.state))
-                case GetStats() | GetBlock() | GetPrefixes() | GetText() | GetUsage():
+                case GetStats() | GetBlock() | GetPrefixes() | GetText() | GetPreviews() | GetUsage():
                     self._answer_later(peer, message.id, self._inspection.answer(message, peer.caller))
                 case _:
                     self._handle(peer, peer.caller, message)

@@ -15,6 +15,7 @@ from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.cuda_graphs import DecodeGraphs, capture_on_gpu, graph_bytes
 from pagedd.engine.engine import Engine
 from pagedd.engine.errors import EngineError
+from pagedd.engine.faults import load_refusal
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
@@ -24,9 +25,9 @@ from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.kv_quality_check import MAX_TOKENS, check_kv_quality, judge, reference_form
 from pagedd.engine.model.fingerprint import fingerprint
-from pagedd.engine.model.load import LoadedModel, device_name, load_model, num_physical_cores
+from pagedd.engine.model.load import LoadedModel, check_current_device, device_name, load_model, num_physical_cores
 from pagedd.engine.runner import ModelRunner, drawn_together
-from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT, Sampler
+from pagedd.engine.sampler import MAX_VOCAB_SIZE, WORKING_BYTES_PER_LOGIT, Sampler
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.warm_up import launch_everything, warm_up
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
@@ -48,8 +49,24 @@ def create_engine(
         load: makes the model, where it does not come from a path.
 
     Raises:
-        EngineError: `invalid_setting`, or what loading the model and sizing the pool raise.
+        EngineError: `invalid_setting`, or what loading the model and sizing the pool raise; `out_of_memory` or
+            `device_unavailable` when the device gives out meanwhile.
     """
+    try:
+        return _create_engine(config, progress, load)
+    except EngineError:
+        raise
+    except Exception as error:
+        refusal = load_refusal(error, check_current_device)
+        if refusal is None:
+            raise
+        log.exception("the device gave out while the model loaded")
+        raise refusal from error
+
+
+def _create_engine(
+    config: EngineConfig, progress: Progress, load: Callable[[EngineConfig, Progress], LoadedModel]
+) -> tuple[Engine, EngineInfo]:
     if config.block_size not in BLOCK_SIZES:
         raise EngineError("invalid_setting", f"block_size {config.block_size}; use one of {BLOCK_SIZES}")
     runner, info = create_runner(config, progress, load)
@@ -97,6 +114,12 @@ def create_runner(
     if model.own_kernels is None:
         log.info("kernels: %s, because %s", backend.name, backend.reason)
     refuse_unfit(config, loaded.config.max_position, model.kv_forms)
+    if loaded.config.vocab_size > MAX_VOCAB_SIZE:
+        raise EngineError(
+            "unsupported_model",
+            f"vocabulary of {loaded.config.vocab_size} tokens, at most {MAX_VOCAB_SIZE} can be drawn from; "
+            "choose another model",
+        )
     max_model_len = config.max_model_len or loaded.config.max_position
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
     kv_form = _kv_form(config.kv_cache_dtype, loaded)
@@ -226,7 +249,9 @@ def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
     """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' dtype."""
     if name != "auto":
         return FORMS[name]
-    return FORMS["int8"] if loaded.model.has_quantized_weights else form_of(loaded.dtype)
+    # Rows of bytes are read in words of four.
+    can_be_int8 = loaded.model.has_quantized_weights and loaded.config.head_dim % 4 == 0
+    return FORMS["int8"] if can_be_int8 else form_of(loaded.dtype)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -3,7 +3,8 @@
 A decode step is hundreds of small kernels, and launching them one by one takes a CPU longer than a GPU needs to run
 them. A graph launches all, with the arguments that were captured: so inputs are buffers at fixed addresses, filled anew
 for each step, and a batch is padded to the next size of the ladder with sequences of one token in a scratch block that
-belongs to nobody. Steps that prefill, or have more sequences than the ladder, run eagerly.
+belongs to nobody; they all write its first slot, and read only that. Steps that prefill, or have more sequences than
+the ladder, run eagerly.
 
 Owns buffers, ladder and padding. What is captured is any `Model` whose kernels never wait for the device and whose
 launches depend on nothing but Python integers, which here are those of the largest step.

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pagedd.engine.errors import EngineError, IntegrityError
+from pagedd.engine.faults import is_out_of_memory
 from pagedd.engine.kv.disk_writer import DiskWriter
 from pagedd.engine.kv.prefix_tree import PrefixTree, prefix_tree
 from pagedd.engine.picture import block_info, sequence_snapshot, shown
@@ -242,7 +243,7 @@ class Engine:
             sampled = result()
         except Exception as error:
             log.exception("step %d failed; its %d sequences are tried one by one", step.number, len(step.scheduled))
-            ran_out = _is_out_of_memory(error)
+            ran_out = is_out_of_memory(error)
             # Its frames hold what the step had computed: memory that the next try may need.
             traceback.clear_frames(error.__traceback__)
         else:
@@ -337,7 +338,7 @@ class Engine:
         try:
             return self._runner.run(alone)
         except Exception as error:
-            if half < LEAST_PIECE_TOKENS or not _is_out_of_memory(error):
+            if half < LEAST_PIECE_TOKENS or not is_out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)
         log.warning("request %s goes on in halves of its chunk", item.sequence.request.request_id)
@@ -348,20 +349,9 @@ class Engine:
         return self._run_in_pieces(alone.part(second))
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    # torch raises its own subclass of RuntimeError, which must not be imported here; a CPU raises MemoryError or a
-    # RuntimeError that names its allocator.
-    texts = ("can't allocate memory", "out of memory", "ALLOC_FAILED")  # of a CPU's allocator, CUDA, cuBLAS
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and any(text in str(error) for text in texts))
-    )
-
-
 def _describe_fault(error: Exception) -> tuple[str, str]:
     if isinstance(error, EngineError):
         return error.code, error.message
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return "out_of_memory", "the device ran out of memory in this request's step; shorten the prompt or try later"
     return "internal", f"the step failed with {type(error).__name__}; the daemon's log has the trace"

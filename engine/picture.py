@@ -40,6 +40,7 @@ def sequence_snapshot(sequence: Sequence, now: float, num_scheduled_tokens: int)
         block_table=list(sequence.block_table),
         num_scheduled_tokens=num_scheduled_tokens,
         max_tokens=sequence.request.params.max_tokens,
+        number=sequence.order,
     )
 
 

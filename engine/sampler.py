@@ -45,7 +45,8 @@ from pagedd.kernels.ranking import best_first, rank_keys, token_ids
 # log-probabilities, measured on a CPU.
 WORKING_BYTES_PER_LOGIT = 80
 
-_ONE = 1 << 40  # weight of the most likely token; a row's sum stays below 2⁶³ up to 2²³ tokens
+_ONE = 1 << 40  # weight of the most likely token
+MAX_VOCAB_SIZE = (1 << 23) - 1  # so that the sum of a row's weights stays below 2⁶³
 
 
 class Sampler:

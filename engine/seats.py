@@ -8,13 +8,14 @@ Owns running and waiting sequences. What a step holds is `scheduler.py`'s; who i
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Literal
 
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.counters import SchedulerCounters
 from pagedd.engine.kv.block_manager import BlockManager
+from pagedd.engine.kv.prefix_cache import CachedBlock
 from pagedd.engine.kv.prefix_in_flight import PrefixesInFlight
 from pagedd.engine.policy import WaitingQueue, urgency
 from pagedd.engine.request import Preemption
@@ -167,7 +168,7 @@ class Seats:
         More urgent arrivals may take seat and blocks from running sequences of lower priority.
         """
         lacking_seats = len(self.running) + 1 - self._config.max_num_seqs
-        if lacking_seats > 0 and self._victims_for(sequence, lacking_seats, 0) is None:
+        if lacking_seats > 0 and self._victims_for(sequence, [], lacking_seats, 0) is None:
             return False  # before the look-up, whose cost grows with the prompt and would be paid at every step
         prefix = self._blocks.find_prefix(sequence)
         if (computed := self._in_flight.find(sequence, len(prefix))) is not None:
@@ -176,7 +177,7 @@ class Seats:
         wanted = self._blocks.num_blocks_for(sequence.num_tokens) - len(prefix) + self.num_owed_blocks()
         lacking_blocks = wanted - self._blocks.num_idle_after(prefix)
         if self.running and (lacking_seats > 0 or lacking_blocks > 0):
-            victims = self._victims_for(sequence, lacking_seats, lacking_blocks)
+            victims = self._victims_for(sequence, prefix, lacking_seats, lacking_blocks)
             if victims is None:
                 return False
             if self._is_ahead:
@@ -232,9 +233,15 @@ class Seats:
                 self._waiting.push(writer)
         self.running.sort(key=urgency)
 
-    def _victims_for(self, sequence: Sequence, num_seats: int, num_blocks: int) -> list[Sequence] | None:
-        """The least urgent running sequences whose end would make room; `None` when even all of them would not."""
+    def _victims_for(
+        self, sequence: Sequence, prefix: list[CachedBlock], num_seats: int, num_blocks: int
+    ) -> list[Sequence] | None:
+        """The least urgent running sequences whose end would make room; `None` when even all of them would not.
+
+        `prefix` will be held by `sequence` itself.
+        """
         victims: list[Sequence] = []
+        given_back = Counter({entry.block_id: -1 for entry in prefix})
         for victim in reversed(self.running):
             if num_seats <= 0 and num_blocks <= 0:
                 break
@@ -242,7 +249,7 @@ class Seats:
                 return None
             victims.append(victim)
             num_seats -= 1
-            num_blocks -= self._blocks.num_exclusive_blocks(victim)
+            num_blocks -= self._blocks.num_freed_by(victim, given_back)
             num_blocks -= self._owed_to(victim)
         return victims if num_seats <= 0 and num_blocks <= 0 else None
 

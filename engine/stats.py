@@ -105,7 +105,7 @@ class EngineStats:
 class SequenceSnapshot:
     """One live sequence. `state` is waiting, prefill, decode or preempted; `block_table` is logical → physical.
 
-    `num_scheduled_tokens` are those that the last step computed for it.
+    `num_scheduled_tokens` are those that the last step computed for it; `number` counts sequences by arrival.
     """
 
     request_id: str
@@ -122,6 +122,7 @@ class SequenceSnapshot:
     block_table: list[int]
     num_scheduled_tokens: int = 0
     max_tokens: int | None = None
+    number: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -162,7 +162,8 @@ def write_kv(
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim], any float dtype.
         kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
-        slot_mapping: [num_tokens] int64, no slot twice.
+        slot_mapping: [num_tokens] int64, no slot twice; but rows that only pad a batch may share slots that none but
+            they read: which of them is left there is open.
         open_slots: as in `PagedBatch`; where the form of the cache has open keys. `close_blocks` has to follow then.
     """
     _active.write_kv(key, value, kv_layer, slot_mapping, open_slots)

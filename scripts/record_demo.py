@@ -17,7 +17,7 @@ from pathlib import Path
 from pagedd.bench.daemon_process import running_daemon
 from pagedd.client.aio import AsyncClient
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import LiveFeed
 from pagedd.tui.recording import DEMO
 from pagedd.tui.session import Session

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import Update
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.pagetop import Pagetop

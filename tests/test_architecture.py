@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("client", "kernels", "engine", "daemon", "tui")
+FOLDERS = ("client", "kernels", "engine", "daemon", "tui", "scale")
 
 ARROWS = {
     "client": set(),
@@ -19,9 +19,10 @@ ARROWS = {
     "engine": {"kernels"},
     "daemon": {"client", "engine"},
     "tui": {"client"},
+    "scale": {"client"},
 }
 THIRD_PARTY = {
-    "client": {"zmq", "msgspec"},
+    "client": {"zmq", "msgspec", "shtab"},
     "kernels": {"torch", "triton", "numpy"},  # numpy sorts many times faster than torch on a CPU
     "engine": {"torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy"},
     "daemon": {
@@ -41,6 +42,7 @@ THIRD_PARTY = {
         "zmq",
     },
     "tui": {"msgspec", "textual", "rich"},
+    "scale": {"aiohttp", "ray", "starlette"},
 }
 # The engine process is started as a program of its own; no module of the front imports it.
 ENGINE_PROCESS = "pagedd.daemon.engine_process"

@@ -13,8 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import LiveFeed, Source
 from pagedd.tui.glyphs import glyphs_for
 from pagedd.tui.line import printable
@@ -27,7 +28,7 @@ THEMES = ("auto", "dark", "light", "contrast", "16", "none")
 EXIT_REFUSED = 1
 EXIT_INTERRUPTED = 130
 _ONCE_WIDTH = 120
-_PACE = "Draws four frames a second; one in one to four seconds while all cores are busy, to leave them to the daemon."
+_PACE = "Draws four frames a second; one in two seconds while a model on the CPU keeps all cores busy."
 # The figures that are rates need two frames that are some time apart.
 _ONCE_S = 1.2
 
@@ -36,6 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script; the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
+        if arguments.completion is not None:
+            print(completion_script(make_parser(), arguments.completion))
+            return 0
         if arguments.once:
             return asyncio.run(_print_once(make_source(arguments), arguments))
         if reason := why_no_screen(arguments):
@@ -66,6 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="with --once: the frame as one JSON object")
     parser.add_argument("--theme", choices=THEMES, default="auto", help="colours (default %(default)s)")
     parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+    parser.add_argument("--completion", choices=SHELLS, help="print what a shell reads to complete pagetop's line")
     parser.add_argument("--version", action="version", version=f"pagetop {version('pagedd')}")
     return parser
 

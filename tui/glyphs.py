@@ -3,11 +3,9 @@
 Owns characters only. Colours are `themes.py`'s; what a state means is said on the help screen, from the same names.
 """
 
-import string
 from dataclasses import dataclass
 
 # `S` marks shared blocks, so no sequence gets it.
-LETTERS = string.ascii_lowercase + string.ascii_uppercase.replace("S", "") + string.digits
 SHARED = "S"
 ENDED = "?"
 

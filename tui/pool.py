@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from pagedd.client.protocol import BlockMap
+from pagedd.client.stats_frame import BlockMap
 from pagedd.tui.letters import MAX_MARKS, Mark
 
 Key = tuple[str, int]

@@ -1,9 +1,10 @@
 """A session in a file: written while a daemon is watched, shown again through the same `Source` as a daemon.
 
 The file is gzip of a line of JSON, `{"format": 1, "pagedd": "0.1.0"}`, and then records: kind (1 byte: 0 a frame, 1 an
-answer), seconds since the start (float64), length (uint32), all big-endian, and a message of `client/protocol.py` as it
-is on the wire. An answer's `id` is the question that it answers. Fields that a message has gained since take their
-defaults, so older recordings replay; `format` changes only if that should ever not be enough.
+answer), seconds since the start (float64), length (uint32), all big-endian, and the frame (`client/stats_frame.py`) or
+answer (`client/protocol.py`) as it is on the wire. An answer's `id` is the question that it answers. Fields that a
+message has gained since take their defaults, so older recordings replay; `format` changes only if that should ever not
+be enough.
 """
 
 import asyncio
@@ -22,18 +23,9 @@ from typing import BinaryIO, NoReturn, TypeVar, cast
 import msgspec
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import (
-    BlockDetail,
-    DaemonMessage,
-    Evicted,
-    Prefixes,
-    RequestText,
-    StatsFrame,
-    decode_daemon,
-    decode_stats,
-    encode,
-)
-from pagedd.tui.feed import Pace, Update
+from pagedd.client.protocol import BlockDetail, DaemonMessage, Evicted, Prefixes, RequestText, decode_daemon, encode
+from pagedd.client.stats_frame import StatsFrame, decode_stats
+from pagedd.tui.feed import Update
 from pagedd.tui.state import Link
 
 FORMAT = 1
@@ -152,7 +144,6 @@ class Replay:
         self.name = f"replay {path.name}" if name is None else name
         self.place = ""
         self.gives_every_frame = True
-        self.pace = Pace()
         self._path = path
         self._speed = speed
         self._is_loop = is_loop

@@ -5,7 +5,6 @@ is called when there is something new.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Prefixes, RequestText, StatsFrame
+from pagedd.client.protocol import BlockDetail, Prefixes, RequestText
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import Source, Update
 from pagedd.tui.recording import PREFIXES_QUESTION, SUFFIX, Recorder, block_question, text_question
 from pagedd.tui.renderables.header import Modes
@@ -39,7 +39,6 @@ class Session:
         self.clock = clock
         self.is_paused = False
         self._recorder: Recorder | None = None
-        self._rests_until_s = -math.inf
         self._asked: set[str] = set()
         self._preview_task: asyncio.Task[None] | None = None
         self._next_previews_s = 0.0
@@ -76,8 +75,6 @@ class Session:
             self._record(update)
         if self.is_paused:
             self.state.regain()
-            return False
-        if self._gives_way(update):
             return False
         self.state.take(update, self.clock())
         return True
@@ -126,16 +123,6 @@ class Session:
             self._record(msgspec.structs.replace(answer, id=question))
         return answer
 
-    def _gives_way(self, frame: StatsFrame) -> bool:
-        """While everything is recorded the source does not rest, so the picture does (`feed.py` says why)."""
-        if self._recorder is None:
-            return False
-        now_s = self.clock()
-        if now_s < self._rests_until_s:
-            return True
-        self._rests_until_s = now_s + self.source.pace.rest_s(frame)
-        return False
-
     def _record(self, message: StatsFrame | BlockDetail | Prefixes | RequestText) -> None:
         assert self._recorder is not None
         try:
@@ -159,7 +146,7 @@ class Session:
     async def _ask_previews(self) -> None:
         try:
             self.state.previews |= await self.source.previews()
-            # On a crowded machine the next frame may be seconds away.
+            # The next frame may be seconds away.
             if self.state.frame is not None:
                 self.state.fill_in_previews(self.state.frame)
         except PageddError:

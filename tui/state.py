@@ -7,7 +7,7 @@ replayed. Knows no socket and no widget.
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from pagedd.client.protocol import Ending, Event, RequestRow, StatsFrame
+from pagedd.client.stats_frame import Ending, Event, RequestRow, StatsFrame
 from pagedd.tui.history import Rate, Series
 from pagedd.tui.letters import Mark, Marks
 from pagedd.tui.pool import OWNED, Key, Pool
@@ -15,10 +15,10 @@ from pagedd.tui.timeline import Timeline
 
 EVENTS_KEPT = 1000
 ENDINGS_KEPT = 1000
-# Older than that, a picture says its age.
-STALE_S = 1.0
-# Older than that, it does not look alive any more. Longer than the rest between two frames on a crowded machine.
-GREY_S = 6.0
+# Overdue by that, a picture says its age.
+STALE_S = 0.75
+# Overdue by that, it does not look alive any more. Longer than the daemon waits for an engine in a long step.
+GREY_S = 4.0
 # Counters (`…_total` in a frame's figures) whose speed is shown, under the name that it is shown by.
 RATES = {
     "output_tokens": "generation_tokens_total",
@@ -132,9 +132,14 @@ class State:
         """How old the newest frame is."""
         return max(0.0, now_s - self.received_s)
 
+    def overdue_s(self, now_s: float) -> float:
+        """For how long the frame after the newest one should have been here; 0 while there is time."""
+        interval_s = 0.0 if self.frame is None else self.frame.interval_s
+        return max(0.0, self.age_s(now_s) - interval_s)
+
     def is_stale(self, now_s: float) -> bool:
         """What is on screen is too old to be shown as if it were alive."""
-        is_late = self.link.state == "live" and self.age_s(now_s) > GREY_S
+        is_late = self.link.state == "live" and self.overdue_s(now_s) > GREY_S
         return self.link.state == "lost" or is_late or self.is_held
 
     def figure(self, name: str) -> float | None:
@@ -183,7 +188,8 @@ class State:
             by_key[key] = sequence
         self._by_key = by_key
         self.sequences = list(by_key.values())
-        self._marks.follow(by_key, (key for key, sequence in by_key.items() if sequence.row.num_blocks))
+        numbers = {key: sequence.row.number for key, sequence in by_key.items() if sequence.row.num_blocks}
+        self._marks.follow(by_key, numbers)
         for key, sequence in by_key.items():
             sequence.mark = self._marks.get(key)
         if frame.blocks is None:

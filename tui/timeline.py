@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pagedd.client.protocol import RequestRow
+from pagedd.client.stats_frame import RequestRow
 
 UNSEEN = "unseen"  # before the first frame that had it
 # A sequence that is preempted again and again keeps the newest of its phases.

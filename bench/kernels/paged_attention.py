@@ -20,8 +20,10 @@ import torch
 from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of, this_card
 from pagedd.bench.report import Cell, print_report
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
-from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape
+from pagedd.kernels.triton.attention_shape import AttentionShape, llama_8b
 from pagedd.kernels.triton.paged_attention import paged_attention
+
+LLAMA_8B = llama_8b(arch=80)  # in bfloat16
 
 # Query rows and context of each sequence.
 CASES = {

@@ -87,14 +87,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Try settings on the model and a load, in the order in which they matter; all other flags are the "
         "daemon's (pagedd --help).",
     )
+    add_tune_flags(parser)
+    return parser
+
+
+def add_tune_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that are `pagedd tune`'s own."""
     parser.add_argument("--load", type=Path, metavar="FILE", help="a log of requests, JSON lines [a synthetic chat]")
     parser.add_argument("--users", type=int, metavar="N", help="who ask at once [two a seat]")
-    parser.add_argument("--seconds", type=float, default=180.0, help="for all trials together [%(default)s]")
+    parser.add_argument("--seconds", type=float, default=180.0, metavar="S", help="for all trials [%(default)s]")
     parser.add_argument("--write", action="store_true", help="put what was found into the settings file")
     parser.add_argument("--settings-file", metavar="FILE", help=f"the file that --write changes [{DEFAULT_FILE}]")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write what was found, alone, to this file")
     parser.add_argument("--anyway", action="store_true", help="also beside a daemon that is running")
-    return parser
 
 
 def _refuse_beside_a_daemon(runtime_dir: Path | None) -> None:

@@ -226,9 +226,13 @@ class BlockManager:
             self.prefix_cache.forget(entry.block_id)
         self.tiers.forget_from(continuing.union(keys[1:]))
 
-    def num_exclusive_blocks(self, sequence: Sequence) -> int:
-        """Blocks that would become idle if `sequence` gave its own back."""
-        return sum(self.pool.ref_count(block_id) == 1 for block_id in sequence.block_table)
+    def num_freed_by(self, sequence: Sequence, given_back: Counter[int]) -> int:
+        """Blocks that would become idle if `sequence` gave its own back after others did.
+
+        `given_back` counts the references of those others, block by block, and then those of `sequence` too.
+        """
+        given_back.update(sequence.block_table)
+        return sum(given_back[block_id] == self.pool.ref_count(block_id) for block_id in sequence.block_table)
 
     def num_live_tokens(self, running: Iterable[Sequence]) -> int:
         """Tokens with KV in used blocks, a shared block's once. O(sequences): only tails are not full."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pagedd.engine.errors import EngineError
+from pagedd.engine.faults import is_out_of_memory
 from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy
 from pagedd.engine.model.config import ModelConfig
@@ -55,7 +56,9 @@ class KVStorage:
         wanted = num_blocks * self.bytes_per_block(config, form, block_size)
         try:
             self.data = torch.empty(config.num_layers, wanted // config.num_layers, dtype=torch.uint8, device=device)
-        except (torch.OutOfMemoryError, RuntimeError) as error:  # a CPU reports a failed allocation as RuntimeError
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise EngineError(
                 "no_kv_memory",
                 f"{num_blocks} blocks need {_gib(wanted)} and {device} cannot give them; lower num_blocks",
@@ -218,6 +221,8 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
     try:
         memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise EngineError(
             "no_kv_memory", f"kv_host_gib needs {_gib(num_bytes)}, and the host cannot give them; lower it"
         ) from error

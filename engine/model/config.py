@@ -182,7 +182,7 @@ def _parse_windows(raw: Mapping[str, Any], architecture: str, num_layers: int) -
     """Which layers look back no further than a window, under each architecture's own rule."""
     if architecture == "llama":
         return (None,) * num_layers
-    window = raw.get("sliding_window", 4096)
+    window = None if raw.get("sliding_window", 4096) is None else _Fields(raw).count("sliding_window", 4096)
     if architecture == "mistral":
         if raw.get("layer_types"):
             raise unsupported("layer_types in mistral")

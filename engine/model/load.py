@@ -16,7 +16,8 @@ import torch
 from pagedd.engine.batch import Batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.config_check import refuse_unfit
-from pagedd.engine.errors import EngineError
+from pagedd.engine.errors import DeviceLostError, EngineError
+from pagedd.engine.faults import is_out_of_memory
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import FUSED_ARCHITECTURES, DecoderConfig, ModelConfig, parse_decoder_config, parse_eos
 from pagedd.engine.model.cpu_decoder import KV_FORMS as CPP_KV_FORMS
@@ -24,7 +25,7 @@ from pagedd.engine.model.cpu_decoder import CpuDecoder, unfit_for_cpu
 from pagedd.engine.model.decoder import Checkpoint, Decoder
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint, read_json
 from pagedd.kernels import cpu, ops
-from pagedd.kernels.kv_form import FORMS, KVForm
+from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
         EngineError: `model_unavailable` (not there, or damaged), `unsupported_model` (named what) or `invalid_setting`.
     """
     device = usable_device(config.device)
-    try:
-        backend = ops.select_backend(device)
-    except ValueError as error:
-        raise EngineError("invalid_setting", str(error)) from error
+    backend = _backend(device)
     dtype = choose_dtype(config.dtype, device)
     path = Path(config.model)
     progress(0.0, f"reading {path.name}")
@@ -118,6 +116,8 @@ def check_loadable(settings: EngineConfig) -> None:
     if obstacle is not None:
         _refuse_weight_form(settings, dtype, obstacle)
     refuse_unfit(settings, config.max_position, CPP_KV_FORMS if obstacle is None else FORMS.keys())
+    if obstacle is not None:
+        _refuse_what_cannot_be_launched(settings, config, _backend(device), device, dtype)
 
 
 def _open(path: Path) -> tuple[DecoderConfig, Checkpoint] | None:
@@ -166,6 +166,7 @@ def _make_decoder(
             return in_cpp
     _refuse_weight_form(settings, dtype, obstacle)
     refuse_unfit(settings, config.max_position, FORMS.keys())
+    _refuse_what_cannot_be_launched(settings, config, backend, device, dtype)
     keeps_packed = backend.keeps_weights_packed and settings.weight_dtype == "auto" and settings.dtype != "float32"
     level = logging.WARNING if device.type == "cpu" else logging.INFO
     log.log(level, "the decoder runs kernel by kernel, because %s", obstacle)
@@ -188,6 +189,39 @@ def _refuse_weight_form(settings: EngineConfig, dtype: torch.dtype, obstacle: st
         )
 
 
+def _backend(device: torch.device) -> ops.BackendChoice:
+    try:
+        return ops.select_backend(device)
+    except ValueError as error:
+        raise EngineError("invalid_setting", str(error)) from error
+
+
+def _refuse_what_cannot_be_launched(
+    settings: EngineConfig,
+    config: DecoderConfig,
+    backend: ops.BackendChoice,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """As far as the form of the cache is known before the weights are: auto may still make it int8."""
+    if backend.name != "triton":
+        return
+    from pagedd.kernels.triton.launch import card_of
+    from pagedd.kernels.triton.limits import obstacle  # Triton, which not every machine has
+
+    found = obstacle(
+        card_of(device).arch,
+        dtype,
+        form_of(dtype) if settings.kv_cache_dtype == "auto" else FORMS[settings.kv_cache_dtype],
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+    )
+    if found is not None:
+        raise EngineError("unsupported_model", found)
+
+
 def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cpu":
         return f"the device is {device}"
@@ -205,8 +239,26 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
+def check_current_device() -> None:
+    """Waits for the GPU that is in use, if one is. Raises `DeviceLostError` when it answers with an error."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise DeviceLostError(f"cuda:{torch.cuda.current_device()} answers with: {error}") from error
+
+
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU, else the CPU."""
+    """The device that a name means, not touched yet.
+
+    `auto` is the first GPU, or the CPU where there is none or torch is built without CUDA. `cuda` is the first GPU. On
+    a machine with several the daemon names one by its free memory before.
+
+    Raises:
+        EngineError: `invalid_setting` for another name; `device_unavailable` for a GPU that torch does not see, though
+            it may later; `unsupported_device` for one that this torch can never use.
+    """
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
@@ -243,7 +295,8 @@ def check_device(device: torch.device) -> None:
     """Makes `device` the current one.
 
     Raises:
-        EngineError: `device_unavailable` when it does not compute, `unsupported_device` when it is too old.
+        EngineError: `device_unavailable` when it does not compute, `out_of_memory` when others have all of it,
+            `unsupported_device` when it is too old.
     """
     if device.type != "cuda":
         return
@@ -254,6 +307,10 @@ def check_device(device: torch.device) -> None:
         torch.zeros(1, device=device).item()
     except RuntimeError as error:
         what = str(error).splitlines()[0]
+        if is_out_of_memory(error):
+            raise EngineError(
+                "out_of_memory", f"{device} has no memory left to begin with ({what}); end what uses it"
+            ) from error
         raise EngineError("device_unavailable", f"{device} answers with: {what}; look at the driver") from error
     if capability < LEAST_CAPABILITY:
         least, own = (".".join(map(str, pair)) for pair in (LEAST_CAPABILITY, capability))

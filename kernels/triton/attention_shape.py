@@ -9,7 +9,7 @@ import triton.language as tl
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 from pagedd.kernels.row_form import GROUP
-from pagedd.kernels.triton.launch import Launch, launch_for
+from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -80,11 +80,11 @@ class AttentionShape:
 
     @property
     def dims(self) -> tl.constexpr:
-        """The power of two that holds a head, and an int4 group: tiles have no other sizes.
+        """The power of two that holds a head, and an int4 group: tiles have no other sizes, and products none below 16.
 
         Kernels have it in lists of sizes, where Triton before 3.9 takes no plain integer.
         """
-        return tl.constexpr(max(GROUP if "int4" in self.row_forms else 1, int(triton.next_power_of_2(self.head_dim))))
+        return tl.constexpr(max(GROUP if "int4" in self.row_forms else 16, int(triton.next_power_of_2(self.head_dim))))
 
     @property
     def has_open_keys(self) -> bool:
@@ -154,9 +154,11 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
     }
 
 
-# Llama 3 8B, by form of the cache.
-LLAMA_8B = {
-    name: AttentionShape(form.dtype or torch.bfloat16, form, num_kv_heads=8, group=4, block_size=16, head_dim=128)
-    for name, form in FORMS.items()
-    if name != "float32"
-}
+def llama_8b(arch: int) -> dict[str, AttentionShape]:
+    """Llama 3 8B, by form of the cache, in the dtype that such a card is served in."""
+    native = torch.float16 if arch in WITHOUT_BFLOAT16 else torch.bfloat16
+    return {
+        name: AttentionShape(form.dtype or native, form, num_kv_heads=8, group=4, block_size=16, head_dim=128)
+        for name, form in FORMS.items()
+        if name != "float32" and not (name == "bf16" and arch in WITHOUT_BFLOAT16)
+    }

@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 import torch
 
+from pagedd.kernels.errors import UnfitError
+
 # Shared memory that one program may take decides how many tiles can be under way at once.
 #     64 KiB   75
 #     99 KiB   86, 89, 120 (and 121)
@@ -19,6 +21,8 @@ import torch
 WITH_MUCH_SHARED_MEMORY = frozenset({80, 87, 90, 100, 103})
 
 WITHOUT_MATRIX_INSTRUCTIONS = frozenset({75})  # Triton has none for it
+
+WITHOUT_BFLOAT16 = frozenset({75})  # it computes in it, slowly, if it is told to; left to itself it takes float16
 
 # With stacked memory: a processor's share of the bandwidth is three times that of other cards.
 WITH_HIGH_BANDWIDTH = frozenset({80, 90, 100, 103})
@@ -48,13 +52,14 @@ class Row:
 
     Attributes:
         kernel: its name, as its module asks for it.
-        reason: why these numbers, in one or two sentences.
+        launch: `None` says that there is none.
+        reason: why these numbers, in one or two sentences; why there are none.
         archs: compute capabilities such as 90 that the row is for; `None` is all of them.
         limits: size → the largest for which the row holds. The kernel names its sizes when it asks.
     """
 
     kernel: str
-    launch: Launch
+    launch: Launch | None
     reason: str
     archs: frozenset[int] | None = None
     limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -67,7 +72,8 @@ class Row:
         )
 
 
-# The first row that fits is taken, so narrow ones come before wide ones, and each kernel ends with one for everything.
+# The first row that fits is taken, so narrow ones come before wide ones. Each kernel ends with one for everything, or
+# with one that says what has no launch: a model that would need it is refused before it loads (`limits.py`).
 TABLE: tuple[Row, ...] = (
     Row(
         "rms_norm",
@@ -181,14 +187,41 @@ TABLE: tuple[Row, ...] = (
         Launch({"rows": 16, "keys": 16}, num_warps=4, num_stages=2),
         "no matrix instructions and no copies ahead: what fits its registers",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
-        limits={"rows": 16, "has_open_keys": 0},
+        limits={"rows": 16, "row_bytes": 512, "has_open_keys": 0},
     ),
     Row(
         "attention.short",
         Launch({"rows": 16, "keys": 16}, num_warps=8, num_stages=2),
         "the same; with open keys 4 warps spill",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
-        limits={"rows": 16},
+        limits={"rows": 16, "row_bytes": 512},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 32, "keys": 16}, num_warps=8, num_stages=2),
+        "the same; operands of a product lie in shared memory as float32: 48 KiB of 64 with the longest rows",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"rows": 32, "row_bytes": 512},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 64, "keys": 16}, num_warps=8, num_stages=2),
+        "the same; 40 KiB",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"rows": 64, "row_bytes": 256},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 128, "keys": 16}, num_warps=8, num_stages=2),
+        "the same; 40 KiB",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"rows": 128, "row_bytes": 128},
+    ),
+    Row(
+        "attention.short",
+        None,
+        "64 KiB of shared memory hold no tile",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
     ),
     Row(
         "attention.short",
@@ -230,22 +263,55 @@ TABLE: tuple[Row, ...] = (
     Row(
         "attention.short",
         Launch({"rows": 64, "keys": 16}, num_warps=4, num_stages=3),
-        "rows of 1024 bytes, and groups of up to 64 heads: few, so what matters is that they fit everywhere",
-        limits={"rows": 64},
+        "groups of up to 64 heads: few, so what matters is that they fit everywhere",
+        limits={"rows": 64, "row_bytes": 512},
     ),
+    Row(
+        "attention.short",
+        Launch({"rows": 128, "keys": 16}, num_warps=8, num_stages=3),
+        "groups of up to 128 heads, where one KV head is all that a model has: the same; 97 KiB",
+        limits={"rows": 128, "row_bytes": 512},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=3),
+        "rows of 1024 bytes: the same; with twice the rows they would take up to 123 KiB",
+        limits={"rows": 32, "row_bytes": 1024},
+    ),
+    Row("attention.short", None, "a tile would not fit the shared memory of every card"),
     Row(
         "attention.chunk",
         Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=2),
         "no matrix instructions and no copies ahead: what fits its registers",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
-        limits={"group": 32, "has_open_keys": 0},
+        limits={"group": 32, "row_bytes": 512, "has_open_keys": 0},
     ),
     Row(
         "attention.chunk",
         Launch({"rows": 32, "keys": 16}, num_warps=8, num_stages=2),
         "the same; with open keys 4 warps spill",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
-        limits={"group": 32},
+        limits={"group": 32, "row_bytes": 512},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 64, "keys": 16}, num_warps=8, num_stages=2),
+        "the same, and its shared memory, as above",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"group": 64, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 128, "keys": 16}, num_warps=8, num_stages=2),
+        "the same",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"group": 128, "row_bytes": 128},
+    ),
+    Row(
+        "attention.chunk",
+        None,
+        "64 KiB of shared memory hold no tile",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
     ),
     Row(
         "attention.chunk",
@@ -282,9 +348,22 @@ TABLE: tuple[Row, ...] = (
     Row(
         "attention.chunk",
         Launch({"rows": 64, "keys": 16}, num_warps=8, num_stages=3),
-        "rows of 1024 bytes, and quantized ones of 512: what fits everywhere",
-        limits={"group": 64},
+        "quantized ones of 512 bytes: what fits everywhere",
+        limits={"group": 64, "row_bytes": 512},
     ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 128, "keys": 16}, num_warps=8, num_stages=3),
+        "groups of up to 128 heads: the same; 97 KiB",
+        limits={"group": 128, "row_bytes": 512},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=3),
+        "rows of 1024 bytes: the same",
+        limits={"group": 32, "row_bytes": 1024},
+    ),
+    Row("attention.chunk", None, "a tile would not fit the shared memory of every card"),
 )
 
 
@@ -319,9 +398,11 @@ def launch_for(kernel: str, arch: int, **sizes: int) -> Launch:
     """The launch of `kernel` on `arch`.
 
     Raises:
-        LookupError: the table has no row for it.
+        UnfitError: the table says that there is none.
     """
     for row in TABLE:
         if row.fits(kernel, arch, sizes):
-            return row.launch
-    raise LookupError(f"no launch of {kernel!r} on sm_{arch} for {sizes}; add a row to kernels/triton/launch.py")
+            if row.launch is not None:
+                return row.launch
+            raise UnfitError(f"{kernel} has no launch on sm_{arch} for {sizes}, as {row.reason}")
+    raise LookupError(f"{kernel} is not in the table of kernels/triton/launch.py")

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.layout import KVLayer, PagedBatch, has_open_keys, planes_of
-from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape, chunk_launch, short_launch
+from pagedd.kernels.triton.attention_shape import AttentionShape, chunk_launch, llama_8b, short_launch
 from pagedd.kernels.triton.attention_tile import (
     divisor,
     first_open_block,
@@ -302,6 +302,18 @@ def _attend_tile(
 
 def variants(arch: int) -> list[Variant]:
     """What a Llama 8B is served with: decodes alone, chunks alone, and both, over each form of the cache."""
+    found = []
+    for form, shape in llama_8b(arch).items():
+        short, chunk = short_launch(arch, shape, shape.group), chunk_launch(arch, shape)
+        for name, launches in {"decode": (short, None), "chunk": (None, chunk), "mixed": (short, chunk)}.items():
+            found.append(variant_of(f"paged_attention.{name}.{form}", shape, *launches, is_8b=True))
+    return found
+
+
+def variant_of(
+    name: str, shape: AttentionShape, short: Launch | None, chunk: Launch | None, *, is_8b: bool = False
+) -> Variant:
+    """The kernel for sequences of which some are short, some are chunks, or all are one of these."""
     signature = {
         "query_starts_ptr": "*i32",
         "context_lens_ptr": "*i32",
@@ -315,23 +327,16 @@ def variants(arch: int) -> list[Variant]:
         "num_short": "i32",
         "num_chunk_tiles": "i32",
     }
-    found = []
-    for form, shape in LLAMA_8B.items():
-        short, chunk = short_launch(arch, shape, shape.group), chunk_launch(arch, shape)
-        for name, launches in {"decode": (short, None), "chunk": (None, chunk), "mixed": (short, chunk)}.items():
-            constants = _constants(shape, *launches)
-            launch = launches[1] or short
-            found.append(
-                Variant(
-                    f"paged_attention.{name}.{form}",
-                    _attend,
-                    {**shape.pointer_types, **signature, **dict.fromkeys(constants, "constexpr")},
-                    constants,
-                    aligned=frozenset({*shape.pointer_types, "query_stride"}),
-                    num_warps=launch.num_warps,
-                    num_stages=launch.num_stages,
-                    is_8b=True,
-                    has_products=True,
-                )
-            )
-    return found
+    constants, launch = _constants(shape, short, chunk), chunk or short
+    assert launch is not None
+    return Variant(
+        name,
+        _attend,
+        {**shape.pointer_types, **signature, **dict.fromkeys(constants, "constexpr")},
+        constants,
+        aligned=frozenset({*shape.pointer_types, "query_stride"}),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        is_8b=is_8b,
+        has_products=is_8b,
+    )

@@ -16,10 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
+from pagedd.kernels.errors import UnfitError
 from pagedd.kernels.triton.launch import Launch, card_of, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
 
-_LONGEST = 32_768  # numbers in a row: more do not fit a program's registers
+LONGEST_ROW = 32_768  # numbers in a row: more do not fit a program's registers
 
 
 # What differs from step to step must not make a kernel of its own each.
@@ -66,7 +67,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         weight: [size].
 
     Raises:
-        ValueError: a row has more than 32768 numbers.
+        UnfitError: a row has more than 32768 numbers.
     """
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, None, weight, y, None, eps)
@@ -91,8 +92,8 @@ def _launch(
     eps: float,
 ) -> None:
     size = x.shape[-1]
-    if size > _LONGEST:
-        raise ValueError(f"rms_norm of rows of {size} numbers; at most {_LONGEST} fit a program")
+    if size > LONGEST_ROW:
+        raise UnfitError(f"rms_norm of rows of {size} numbers; at most {LONGEST_ROW} fit a program")
     rows = x if x.ndim == 3 else x.reshape(-1, 1, size)
     if rows.stride(-1) != 1:
         rows = rows.contiguous()

@@ -130,6 +130,9 @@ def _rope_kv_kernel(
             HEADS,
         )
     else:
+        # Out of a tuple, Triton before 3.9 passes on a plain string, which is no constant to it.
+        KEY_FORM: tl.constexpr = FORMS[0]
+        VALUE_FORM: tl.constexpr = FORMS[1]
         DIMS: tl.constexpr = max(32, triton.next_power_of_2(HEAD_DIM))  # at least an int4 group
         slot = tl.load(slot_ptr + token)
         block = slot // BLOCK_SIZE
@@ -145,17 +148,17 @@ def _rope_kv_kernel(
             else:
                 key = _load_heads(start, head, num_kv_heads, key_head_stride, HEAD_DIM, DIMS)
             is_there = head < num_kv_heads
-            if FORMS[0] == "channel4":
+            if KEY_FORM == "channel4":
                 page = tl.load(open_slot_ptr + token) // BLOCK_SIZE
                 places = (page * num_kv_heads + head) * (BLOCK_SIZE * HEAD_DIM)
                 write_rows(key, open_keys_ptr, places, offset, is_there, "float", HEAD_DIM, BLOCK_SIZE)
             else:
-                write_rows(key, keys_ptr, records * RECORDS[0], offset, is_there, FORMS[0], HEAD_DIM, BLOCK_SIZE)
+                write_rows(key, keys_ptr, records * RECORDS[0], offset, is_there, KEY_FORM, HEAD_DIM, BLOCK_SIZE)
         else:
             start = value_ptr + token * value_token_stride
             value = _load_heads(start, head, num_kv_heads, value_head_stride, HEAD_DIM, DIMS)
             is_there = head < num_kv_heads
-            write_rows(value, values_ptr, records * RECORDS[1], offset, is_there, FORMS[1], HEAD_DIM, BLOCK_SIZE)
+            write_rows(value, values_ptr, records * RECORDS[1], offset, is_there, VALUE_FORM, HEAD_DIM, BLOCK_SIZE)
 
 
 def write_kv(
@@ -189,7 +192,7 @@ def rope_and_write_kv(
         key, value: [num_tokens, num_kv_heads, head_dim], of one dtype.
         cos, sin: [num_tokens, head_dim // 2] float32, contiguous.
         kv_layer: [2, num_blocks, num_kv_heads, block_size, head_dim], or quantized; written in place.
-        slot_mapping: [num_tokens] int64, no slot twice.
+        slot_mapping: [num_tokens] int64, no slot twice but those of padding, as `ops.write_kv` says.
         open_slots: [num_tokens] int64, slots of pages; where the form of the cache has open keys.
     """
     _launch_rope_kv(query, key, value, (cos, sin), kv_layer, slot_mapping, open_slots)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.layout import PagedBatch
-from pagedd.kernels.triton.attention_shape import LLAMA_8B, AttentionShape, short_launch
+from pagedd.kernels.triton.attention_shape import AttentionShape, llama_8b, short_launch
 from pagedd.kernels.triton.attention_tile import (
     divisor,
     first_open_block,
@@ -236,7 +236,7 @@ def _split_length(num_keys, num_splits, KEYS: tl.constexpr):
 def variants(arch: int) -> list[Variant]:
     """What a Llama 8B is served with, over each form of the cache."""
     found = []
-    for form, shape in LLAMA_8B.items():
+    for form, shape in llama_8b(arch).items():
         types, launch = shape.pointer_types, short_launch(arch, shape, shape.group)
         workspace = {"partial_ptr": "*fp32", "levels_ptr": "*fp32"}
         place = {"query_starts_ptr": "*i32", "context_lens_ptr": "*i32"}

@@ -1,5 +1,6 @@
 """The script for a machine with a card, as far as one without can run it: tiny, interpreted, not installed."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -56,7 +57,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
 
 
 def run_on_a_bare_machine(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ.pop("TRITON_INTERPRET", None)  # the script's own business
     return subprocess.run(
         [sys.executable, "-P", "-c", ON_A_BARE_MACHINE, str(ROOT / "bench" / "gpu_check.py"), *arguments],
         cwd=folder,
@@ -101,6 +103,15 @@ def test_a_missed_target_is_named_with_both_numbers() -> None:
         "decode.bf16 is 0.7, 0.8 wanted",
         "times transformers (eager), batch 1 is 1.5, 2.0 wanted",
     ]
+
+
+def test_what_is_not_installed_is_named_with_the_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find_spec(name))
+    assert here("--tiny") == 2
+    assert "not installed: transformers; with this Python: pip install torch triton" in capsys.readouterr().err
 
 
 def test_a_machine_without_a_card_is_told_so(here: Here, capsys: pytest.CaptureFixture[str]) -> None:

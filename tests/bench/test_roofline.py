@@ -11,6 +11,7 @@ from pagedd.bench.roofline import (
     Card,
     Work,
     decode_step,
+    file_rows,
     kernel_rows,
     launch_rows,
     memory_gib,
@@ -44,7 +45,7 @@ def test_an_8_bit_cache_takes_little_more_than_half_of_a_16_bit_one() -> None:
 
 
 def test_the_page_shows_these_tables_and_claims_nothing_measured() -> None:
-    for rows in (kernel_rows(), step_rows(), prefill_rows(), launch_rows()):
+    for rows in (kernel_rows(), step_rows(), prefill_rows(), launch_rows(), file_rows()):
         assert markdown(rows) in PAGE, "paste the output of: python -P -m pagedd.bench.roofline --markdown"
     assert "none is a\nmeasurement" in PAGE
     assert {row["card"] for row in step_rows()} == {card.name for card in CARDS}

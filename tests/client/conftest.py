@@ -14,7 +14,6 @@ from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.protocol import (
     Accepted,
     BlockDetail,
-    BlockMap,
     Cancel,
     Chat,
     Choice,
@@ -27,6 +26,7 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     GetUsage,
@@ -36,16 +36,16 @@ from pagedd.client.protocol import (
     Pong,
     Prefixes,
     PrefixNode,
-    RequestRow,
+    Previews,
     RequestText,
     SetPriority,
     Sleep,
     Stats,
-    StatsFrame,
     Usage,
     UsageReport,
     Wake,
 )
+from pagedd.client.stats_frame import BlockMap, RequestRow, StatsFrame
 from pagedd.client.usage import CallerUsage, Cost
 
 WAIT_S = 10.0
@@ -117,6 +117,8 @@ class FakeDaemon:
                 return [make_usage(message.id)]
             case EvictPrefix():
                 return [Evicted(id=message.id, num_blocks=2)]
+            case GetPreviews():
+                return [Previews(id=message.id, previews={"r1": "once"})]
             case GetText():
                 return [
                     RequestText(id=message.id, request_id=message.target, prompt="once", outputs=["".join(self.words)])

@@ -30,8 +30,8 @@ from pagedd.client.protocol import (
     Pong,
     Sampling,
     SetPriority,
-    StatsFrame,
 )
+from pagedd.client.stats_frame import StatsFrame, decode_stats
 
 FakeDaemon = Any
 
@@ -246,6 +246,7 @@ async def test_a_block_the_prefixes_and_a_text_are_asked_for_over_the_request_so
         assert (await client.block(3)).text == "once"
         assert [node.digest for node in (await client.prefixes(limit=5)).nodes] == ["d1"]
         assert (await client.text("r1")).outputs == ["one two three"]
+        assert await client.previews() == {"r1": "once"}
     assert daemon.hear(GetBlock).index == 3
     assert daemon.hear(GetPrefixes).limit == 5
     assert daemon.hear(GetText).target == "r1"
@@ -258,7 +259,7 @@ async def test_a_prefix_is_evicted_over_the_admin_socket(daemon: FakeDaemon, dir
 
 
 def test_a_frame_of_an_older_version_still_decodes(make_frame: Callable[..., StatsFrame]) -> None:
-    new = {"machine", "events", "seq"}
+    new = {"machine", "events", "seq", "interval_s"}
     new_of_rows = {"model", "num_scheduled_tokens", "max_tokens", "preview"}
     frame = msgspec.to_builtins(make_frame())
     older = {name: value for name, value in frame.items() if name not in new}
@@ -267,7 +268,7 @@ def test_a_frame_of_an_older_version_still_decodes(make_frame: Callable[..., Sta
     ]
     blocks = make_frame().blocks
     older["blocks"] = {name: getattr(blocks, name) for name in ("block_size", "states", "ref_counts")}
-    decoded = protocol.decode_stats(msgspec.msgpack.encode(older))
+    decoded = decode_stats(msgspec.msgpack.encode(older))
     assert decoded == make_frame()
     assert (decoded.machine, decoded.events, decoded.seq) == (None, [], 0)
 

@@ -22,7 +22,6 @@ from pagedd.client.protocol import (
     Chat,
     ChatMessage,
     Delta,
-    Event,
     EvictPrefix,
     Failed,
     Generate,
@@ -33,6 +32,7 @@ from pagedd.client.protocol import (
     Sleep,
     Wake,
 )
+from pagedd.client.stats_frame import Event
 
 FakeDaemon = Any
 Run = Callable[..., int]

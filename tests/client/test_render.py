@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pagedd.client.protocol import BlockMap, Event, Prefixes, PrefixNode, RequestRow, StatsFrame
+from pagedd.client.protocol import Prefixes, PrefixNode
 from pagedd.client.render import (
     ASCII,
     UNICODE,
@@ -17,6 +17,7 @@ from pagedd.client.render import (
     render_prefixes,
     render_requests,
 )
+from pagedd.client.stats_frame import BlockMap, Event, RequestRow, StatsFrame
 
 
 @pytest.fixture
@@ -27,10 +28,10 @@ def frame(make_frame: Callable[..., StatsFrame]) -> StatsFrame:
 def test_requests_are_rows_with_the_letters_of_the_block_map(frame: StatsFrame) -> None:
     assert render_requests(frame, UNICODE) == [
         "tiny · cpu · float32 · kv float32 · ready · up 1:01",
-        "   id  who  prio  state        prompt  cached  out  blocks  first    age",
-        "a  r1  ana     0  decode            6       4    2       2  62 ms  2.9 s",
-        "b  r2  ana   -10  prefill <1%    4096       4    0       2      –  0.4 s",
-        "·  r3  ana    20  waiting          96       0    0       0      –  0.8 s",
+        "   id  who  prio  state        prompt  cached  out  blocks    first    age",
+        "a  r1  ana     0  decode            6       4    2       2  62.0 ms  2.9 s",
+        "b  r2  ana   -10  prefill <1%    4096       4    0       2        –  0.4 s",
+        "·  r3  ana    20  waiting          96       –    0       0        –  0.8 s",
     ]
 
 

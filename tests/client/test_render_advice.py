@@ -1,7 +1,7 @@
 """Advice as lines: what was found, what to change, what it brings; and what nothing means."""
 
-from pagedd.client.protocol import Advice, StatsFrame
 from pagedd.client.render_advice import render_advice
+from pagedd.client.stats_frame import Advice, StatsFrame
 
 
 def frame(*advice: Advice, observed_s: float = 60.0) -> StatsFrame:

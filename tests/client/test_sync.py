@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pagedd.client import Client, PageddError
-from pagedd.client.protocol import Cancel, Chat, Delta, Generate, StatsFrame
+from pagedd.client.protocol import Cancel, Chat, Delta, Generate
+from pagedd.client.stats_frame import StatsFrame
 
 FakeDaemon = Any
 
@@ -80,6 +81,7 @@ def test_stats_can_be_watched_and_left(daemon: FakeDaemon, directory: Path) -> N
         assert client.block(1).index == 1
         assert client.prefixes().num_blocks == 2
         assert client.text("r1").prompt == "once"
+        assert client.previews() == {"r1": "once"}
         assert client.evict_prefix("d1").num_blocks == 2
     stop.set()
 

@@ -81,6 +81,17 @@ def test_check_config_refuses_a_device_that_is_not_there(capsys: pytest.CaptureF
     assert "device 'cuda:77', but t" in heard
 
 
+def test_check_config_accepts_a_device_in_whose_place_the_cpu_would_serve(
+    capsys: pytest.CaptureFixture[str], model_gguf: Path
+) -> None:
+    settings = ["--model", str(model_gguf), "--device", "cuda:77", "--device-fallback", "cpu"]
+    assert cli.main(["check-config", *settings]) == 0
+    heard = capsys.readouterr().err
+    assert "device 'cuda:77', but t" in heard
+    assert "in its place the CPU would serve, which is checked instead" in heard
+    assert cli.main(["check-config", *settings, "--max-model-len", "100000"]) == os.EX_CONFIG
+
+
 def test_check_config_refuses_what_names_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-config", "--model", "smollm2-135m-instrukt"]) == os.EX_UNAVAILABLE
     assert "model_unavailable: 'smollm2-135m-instrukt' is no path" in capsys.readouterr().err

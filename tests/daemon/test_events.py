@@ -116,3 +116,13 @@ def test_the_engines_life_is_told_without_its_progress(log: EventLog) -> None:
         ("engine", "the engine process (pid 7) was ended by SIGKILL; another is started", ""),
         ("engine", "failed: no_kv_memory: 0 bytes", ""),
     ]
+
+
+def test_a_quotas_refusal_has_its_numbers_and_a_loop_of_them_is_told_once_a_second() -> None:
+    clock = Clock()
+    log = EventLog(clock)
+    for num_tokens in (900, 901, 902):
+        log.refused("over_quota", f"{num_tokens} tokens needed, 100 left of 1000 a minute; try again in 48 s")
+    assert [event.reason for event in log.newest()] == [
+        "over_quota: 900 tokens needed, 100 left of 1000 a minute; try again in 48 s"
+    ]

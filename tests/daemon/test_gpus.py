@@ -8,7 +8,7 @@ import msgspec
 import psutil
 import pytest
 
-from pagedd.client.protocol import Device
+from pagedd.client.stats_frame import Device
 from pagedd.daemon.gpus import MAX_OTHERS, GpuMeter, cuda_index, freest_device, load_nvml, num_gpus
 
 from .fake_nvml import CALLS, UNKNOWN, FakeNvml

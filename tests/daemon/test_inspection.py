@@ -15,6 +15,7 @@ from pagedd.client.protocol import (
     Generate,
     GetBlock,
     GetPrefixes,
+    GetPreviews,
     GetStats,
     GetText,
     Owner,
@@ -25,7 +26,7 @@ from pagedd.daemon.frames import PREVIEW_CHARS
 from pagedd.daemon.inspection import MAX_TEXT_CHARS, Inspection, Question
 from pagedd.daemon.service import Service
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
-from pagedd.engine.stats import BlockInfo
+from pagedd.engine.stats import BlockInfo, EngineSnapshot
 
 from .scripted import EOS, ScriptedHost, until, write_model
 
@@ -185,7 +186,7 @@ async def test_a_prefix_is_freed_by_its_digest_and_that_is_an_event(
     [node] = (await inspection.answer(GetPrefixes(id="q"), ROOT)).nodes
     evicted = await inspection.evict(EvictPrefix(id="e", digest=node.digest), ROOT)
     assert (evicted.id, evicted.num_blocks, evicted.num_kept) == ("e", 2, 0)
-    assert [(event.kind, event.reason) for event in service.events.newest()] == [
+    assert [(event.kind, event.reason) for event in service.events.newest(1)] == [
         ("eviction", "2 blocks of a prefix were freed by root")
     ]
 
@@ -240,12 +241,17 @@ async def test_another_users_text_is_forbidden_and_an_ended_request_is_not_found
 async def test_a_frame_that_was_asked_for_previews_what_its_asker_may_see(
     service: Service, inspection: Inspection, host: ScriptedHost
 ) -> None:
-    await started(service, host, Generate(id="a", prompt="a\n secret " + "x" * 500), ANA)
-    await started(service, host, Chat(id="b", messages=[ChatMessage(role="user", content="Hello Bob")]), BOB)
+    of_both = [
+        await started(service, host, Generate(id="a", prompt="a\n secret " + "x" * 500), ANA),
+        await started(service, host, Chat(id="b", messages=[ChatMessage(role="user", content="Hello Bob")]), BOB),
+    ]
 
     async def previews(caller: Caller) -> list[str]:
         frame = (await inspection.answer(GetStats(id="q"), caller)).frame
-        return [row.preview for row in frame.requests]
+        shown = {row.request_id: row.preview for row in frame.requests}
+        alone = (await inspection.answer(GetPreviews(id="q"), caller)).previews
+        assert alone == {request_id: text for request_id, text in shown.items() if text}
+        return [shown[request_id] for request_id in of_both]
 
     of_ana, of_bob = "a secret " + "x" * (PREVIEW_CHARS - 9), "Hello Bob"
     assert await previews(ANA) == [of_ana, ""]
@@ -263,3 +269,20 @@ async def test_a_frame_for_everybody_holds_nothing_of_what_anybody_wrote(
     assert b"model_not_found" in frame  # the refusal is there, without the name
     for word in (b"secret", b"mysalt", b"answer", b"myname", b"wrongname"):
         assert word not in frame
+
+
+async def test_a_request_that_has_ended_is_no_row_although_the_engine_still_had_it(
+    service: Service, inspection: Inspection, host: ScriptedHost
+) -> None:
+    going = await started(service, host, Generate(id="a", prompt="a"))
+    staying = await started(service, host, Generate(id="b", prompt="b"))
+    of_before = await host.snapshot()
+    assert service.cancel(going)
+
+    async def snapshot() -> EngineSnapshot:
+        return of_before
+
+    host.snapshot = snapshot  # type: ignore[method-assign]
+    frame = (await inspection.answer(GetStats(id="q"), ANA)).frame
+    assert [row.request_id for row in frame.requests] == [staying]
+    assert [(ending.request_id, ending.outcome) for ending in frame.endings] == [(going, "abort")]

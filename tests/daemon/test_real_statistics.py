@@ -16,7 +16,7 @@ import pytest
 
 from pagedd.client import pagectl
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.client.sync import Client
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of

@@ -85,6 +85,35 @@ def test_prefixes_survive_a_kill_and_a_restart_and_a_changed_byte_is_never_serve
     assert ask(other_form)[2] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["bf16", "fp8", "int8", "k8v4", "int4"])
+def test_every_form_of_the_cache_answers_alike_from_each_tier_and_after_a_restart(start, tmp_path: Path, form) -> None:
+    small = ("--kv-cache-dtype", form, "--num-blocks", "24", "--max-model-len", "384", "--max-num-seqs", "4")
+    first = start(*small, "--kv-host-gib", "0.05").wait_ready()
+    cold, num_full, num_cached = ask(first)
+    assert num_full > 6
+    assert num_cached == 0
+    assert ask(first) == (cold, num_full, num_full)
+    for start_number in (300, 400):  # more than the pool holds
+        ask(first, " ".join(map(str, range(start_number, start_number + 60))))
+    assert ask(first) == (cold, num_full, num_full)
+    assert metrics(first)["pagedd:kv_tier_promotions_total/host"] > 0
+    adds_up(first)
+    assert first.stop() == 0
+
+    second = start(*small, run="second").wait_ready()
+    assert ask(second) == (cold, num_full, num_full)
+    assert metrics(second)["pagedd:kv_tier_promotions_total/disk"] == num_full
+    adds_up(second)
+
+
+def adds_up(daemon: RunningDaemon) -> None:
+    """At rest every block is free or cached."""
+    scraped = metrics(daemon)
+    free, cached, used = (scraped[f"pagedd:kv_blocks/{state}"] for state in ("free", "cached", "used"))
+    assert (free + cached, used) == (24, 0)
+
+
 def rests_after_it_has_written(daemon: RunningDaemon, num_blocks: int, folder: Path) -> None:
     """Fails unless an idle daemon writes `num_blocks`, once."""
     daemon.wait_until(lambda daemon: metrics(daemon)["pagedd:kv_tier_blocks/disk"] >= num_blocks)

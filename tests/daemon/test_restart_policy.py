@@ -18,11 +18,13 @@ def clock() -> Clock:
     return Clock()
 
 
-def absences(policy: RestartPolicy, clock: Clock, seconds: float) -> list[float | None]:
+def absences(
+    policy: RestartPolicy, clock: Clock, seconds: float, code: str = "device_unavailable"
+) -> list[float | None]:
     """What the policy says to tries that fail for so long, each after the pause that it asked for."""
     end, said = clock.now + seconds, []
     while clock.now < end:
-        said.append(policy.after_failed_load("device_unavailable"))
+        said.append(policy.after_failed_load(code))
         if said[-1] is None or policy.has_fallen_back:
             break
         clock.now += said[-1]
@@ -69,13 +71,16 @@ def test_a_device_that_stays_away_is_given_up_before_the_first_success_and_await
     assert not served.has_fallen_back
 
 
+@pytest.mark.parametrize("code", ["device_unavailable", "out_of_memory"])
 @pytest.mark.parametrize("has_served", [False, True])
-def test_the_cpu_takes_over_only_after_the_patience_and_only_where_it_may(clock: Clock, has_served: bool) -> None:
+def test_the_cpu_takes_over_only_after_the_patience_and_only_where_it_may(
+    clock: Clock, has_served: bool, code: str
+) -> None:
     policy = RestartPolicy(can_fall_back=True, clock=clock)
     if has_served:
         policy.after_serving(100)
     started = clock.now
-    assert absences(policy, clock, 10 * DEVICE_PATIENCE_S)[-1] == 0.0
+    assert absences(policy, clock, 10 * DEVICE_PATIENCE_S, code)[-1] == 0.0
     assert policy.has_fallen_back
     assert clock.now - started >= DEVICE_PATIENCE_S
 

@@ -10,10 +10,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from pagedd.bench.frames import FakeEngine
 from pagedd.client.endpoints import ipc
-from pagedd.client.protocol import Done, Generate, decode_stats, encode
+from pagedd.client.protocol import Done, Generate, encode
+from pagedd.client.stats_frame import StatsFrame, decode_stats
 from pagedd.daemon import stats_feed
 from pagedd.daemon.frames import EVENTS_IN_A_FRAME
+from pagedd.daemon.stats_feed import Pace
 
 from .scripted import WAIT_S, ScriptedHost, Served, engine_stats, serving
 
@@ -102,3 +105,39 @@ async def test_a_driver_that_hangs_costs_the_machine_and_no_picture(
     assert frame.machine.memory_total_bytes is None
     assert frame.figures["num_blocks"] == NUM_BLOCKS
     may_end.set()
+
+
+def computing(cpu_percent: float | None, num_running: int = 1) -> StatsFrame:
+    frame = FakeEngine().frame()
+    assert frame.machine is not None
+    frame.machine.cpu_percent = cpu_percent
+    frame.figures["num_requests_running"] = num_running
+    return frame
+
+
+def test_pictures_are_few_from_when_a_model_on_the_cpu_has_all_cores_until_it_has_not() -> None:
+    pace = Pace()
+    busy = [89.0, 90.0, 100.0, 75.0, 74.9, 89.0, None]
+    assert [pace.interval_s(computing(percent), "cpu") for percent in busy] == [0.25, 2.0, 2.0, 2.0, 0.25, 0.25, 0.25]
+
+
+def test_pictures_come_as_ever_while_nobody_computes_or_a_gpu_does() -> None:
+    assert Pace().interval_s(computing(100.0), "cuda:0") == 0.25
+    assert Pace().interval_s(computing(100.0), None) == 0.25
+    pace = Pace()
+    assert pace.interval_s(computing(100.0), "cpu") == 2.0
+    assert pace.interval_s(computing(100.0, num_running=0), "cpu") == 0.25
+
+
+async def test_a_picture_says_when_the_next_comes_and_a_newcomer_does_not_wait_for_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_feed.Pace, "interval_s", lambda pace, frame, device: 3600.0)
+
+    async def frame(socket: zmq.asyncio.Socket) -> StatsFrame:
+        return decode_stats(await asyncio.wait_for(socket.recv(), WAIT_S))
+
+    with subscriber(served) as first:
+        assert (await frame(first)).interval_s == 3600.0
+        with subscriber(served) as newcomer:
+            assert (await frame(newcomer)).seq == (await frame(first)).seq

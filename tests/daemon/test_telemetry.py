@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pagedd.client.protocol import Machine
+from pagedd.client.stats_frame import Machine
 from pagedd.daemon import telemetry as telemetry_module
 from pagedd.daemon.rapl import Rapl
 from pagedd.daemon.telemetry import HostMeter, ProcessMeter, Reading, Telemetry, TelemetryCollector

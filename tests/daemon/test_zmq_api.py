@@ -41,9 +41,9 @@ from pagedd.client.protocol import (
     Sampling,
     SetPriority,
     Stats,
-    decode_stats,
     encode,
 )
+from pagedd.client.stats_frame import decode_stats
 from pagedd.daemon import zmq_connections, zmq_router
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.engine_state import EngineState

@@ -1,5 +1,6 @@
 """A model made of arithmetic, so that engine tests need no weights: it keeps token ids where a real one keeps KV."""
 
+import itertools
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -236,6 +237,22 @@ def cold_output(prompt: list[int], max_tokens: int, choice_index: int = 0) -> li
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
     return Bench
+
+
+@pytest.fixture(params=["no tier", "host", "disk"])
+def bench_before_tiers(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Bench]:
+    """`bench` before each tier, with room for a few blocks, unless a test says what it wants."""
+    numbers = itertools.count()
+
+    def make(**settings: object) -> Bench:
+        tier: dict[str, object] = {}
+        if request.param == "host":
+            tier = {"host_slots": 20, "lookahead": 3}
+        elif request.param == "disk":
+            tier = {"disk": tmp_path / str(next(numbers))}
+        return Bench(**(tier | settings))  # type: ignore[arg-type]
+
+    return make
 
 
 @pytest.fixture

@@ -93,11 +93,13 @@ def test_a_form_that_quantizes_whole_blocks_is_refused_in_small_ones(folder) -> 
 def test_the_form_of_the_cache_follows_the_weights_unless_it_is_asked_for() -> None:
     assert _kv_form("auto", loaded_with(has_quantized_weights=True)).name == "int8"
     assert _kv_form("auto", loaded_with(has_quantized_weights=False)).name == "bf16"
+    assert _kv_form("auto", loaded_with(has_quantized_weights=True, head_dim=90)).name == "bf16"
     assert _kv_form("float32", loaded_with(has_quantized_weights=True)).name == "float32"
 
 
-def loaded_with(**attributes) -> LoadedModel:
-    return LoadedModel(SimpleNamespace(**attributes), None, None, CPU, torch.bfloat16)  # type: ignore[arg-type]
+def loaded_with(head_dim: int = 64, **attributes) -> LoadedModel:
+    model, config = SimpleNamespace(**attributes), SimpleNamespace(head_dim=head_dim)
+    return LoadedModel(model, None, config, CPU, torch.bfloat16)  # type: ignore[arg-type]
 
 
 def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:
@@ -131,6 +133,12 @@ def test_what_does_not_fit_is_refused_in_the_same_words_before_a_weight_is_read(
 def test_an_unknown_backend_is_refused(folder, monkeypatch) -> None:
     monkeypatch.setenv("PAGEDD_KERNELS", "abacus")
     with pytest.raises(EngineError, match=r"invalid_setting: PAGEDD_KERNELS='abacus'"):
+        make(folder)
+
+
+def test_a_vocabulary_whose_weights_could_overflow_is_refused(folder, monkeypatch) -> None:
+    monkeypatch.setattr("pagedd.engine.create.MAX_VOCAB_SIZE", 39)
+    with pytest.raises(EngineError, match="unsupported_model: vocabulary of 40 tokens, at most 39"):
         make(folder)
 
 

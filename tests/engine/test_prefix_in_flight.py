@@ -4,6 +4,13 @@ import pytest
 
 from .conftest import cold_output
 
+
+@pytest.fixture
+def bench(bench_before_tiers):
+    """What stands behind the pool changes nothing here."""
+    return bench_before_tiers
+
+
 SHARED = [i % 47 for i in range(64)]
 
 

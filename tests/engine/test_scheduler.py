@@ -5,6 +5,12 @@ import pytest
 from pagedd.engine.errors import EngineError
 
 
+@pytest.fixture
+def bench(bench_before_tiers):
+    """What stands behind the pool changes nothing here."""
+    return bench_before_tiers
+
+
 def shape(step):
     """(request, start, tokens) of each scheduled sequence."""
     return [(i.sequence.request.request_id, i.start, i.num_scheduled_tokens) for i in step.scheduled]
@@ -147,6 +153,28 @@ class TestPriority:
         assert {name for name, _, _ in shape(step)} == {"keeper", "low"}
         assert b.scheduler.counters.preemptions == 0
 
+    @pytest.mark.parametrize(("num_choices", "num_low"), [(2, 1), (1, 2)])
+    def test_blocks_that_only_the_less_urgent_share_are_theirs_to_lose(self, bench, cold, num_choices, num_low) -> None:
+        b = bench(num_blocks=8)
+        for name in range(num_low):
+            b.add(f"low{name}", [2] * 16 + [name], max_tokens=8, n=num_choices)
+        b.step(), b.step()
+        b.add("urgent", [3] * 20, max_tokens=2, priority=50)
+        assert ("urgent", 0, 20) in shape(b.step())
+        b.run()
+        assert [b.output("low0", choice) for choice in range(num_choices)] == [
+            cold([2] * 16 + [0], 8, choice) for choice in range(num_choices)
+        ]
+
+    def test_what_an_urgent_arrival_begins_with_itself_makes_no_room_for_it(self, bench) -> None:
+        b = bench(num_blocks=8)
+        b.add("keeper", [1] * 9, max_tokens=8, priority=60)
+        b.add("low", [2] * 13, max_tokens=8)
+        b.step(), b.step()
+        b.add("urgent", [2] * 12 + [3] * 9, max_tokens=1, priority=50)
+        b.step()
+        assert b.scheduler.counters.preemptions == 0
+
     def test_a_changed_priority_moves_a_waiting_request(self, bench) -> None:
         b = bench(num_blocks=12, max_num_seqs=1)
         b.add("a", [1, 2], max_tokens=3)
@@ -254,7 +282,7 @@ class TestPrefixCaching:
 
     def test_the_tail_is_evicted_first_and_a_hit_is_an_unbroken_run(self, bench, cold) -> None:
         prompt = list(range(16))
-        b = bench(num_blocks=6)
+        b = bench(num_blocks=6, host_slots=0)
         b.add("a", prompt, max_tokens=1)
         b.run()
         assert b.blocks.pool.num_cached == 4

@@ -3,6 +3,7 @@
 Also as a GPU runs it: ahead, and with decode steps replayed from graphs, whose launches are recorded once.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine
 from pagedd.engine.cuda_graphs import DecodeGraphs
 from pagedd.engine.engine import Engine
+from pagedd.engine.errors import EngineError
+from pagedd.engine.model.load import check_loadable
+from pagedd.engine.model.safetensors import SafetensorsCheckpoint
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.kernels import ops
@@ -85,6 +89,20 @@ def test_tokens_over_triton_equal_those_over_the_reference(folder, monkeypatch, 
     assert all(len(tokens) == NUM_OUTPUT_TOKENS for tokens in wanted.values())
     monkeypatch.setenv(ops.BACKEND_VARIABLE, "triton")
     assert answers(make_engine(folder, kv_cache_dtype=form)) == wanted
+
+
+def test_a_model_whose_heads_have_no_kernel_is_refused_before_a_weight_is_read(folder, monkeypatch, tmp_path) -> None:
+    wide = {"num_attention_heads": 130, "num_key_value_heads": 1}
+    config = json.loads((folder / "config.json").read_text()) | wide
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    monkeypatch.setattr(SafetensorsCheckpoint, "get", None)
+    monkeypatch.setenv(ops.BACKEND_VARIABLE, "triton")
+    with pytest.raises(EngineError, match=r"unsupported_model: 130 query heads a KV head, .*; use device") as at_load:
+        make_engine(tmp_path, kv_cache_dtype="int8")
+    with pytest.raises(EngineError) as when_checked:
+        check_loadable(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", kv_cache_dtype="int8"))
+    assert str(when_checked.value) == str(at_load.value)
 
 
 @pytest.mark.parametrize("form", ["float32", "int4"])

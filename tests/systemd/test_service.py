@@ -100,8 +100,12 @@ def test_a_wrong_setting_is_said_and_not_tried_again(service: Machine, model_ggu
         service.run("systemctl", "reset-failed", "pagedd")
 
 
-def test_the_front_that_is_killed_is_started_again_and_so_is_the_engine(service: Machine) -> None:
+def test_the_front_that_is_killed_is_started_again_and_so_is_the_engine(
+    service: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     service.run("systemctl", "start", "pagedd", timeout_s=120)
+    with capsys.disabled():
+        print(f"\nfrom systemctl start to READY, kernels and model at hand: {start_s(service):.1f} s")
     front, engine = service.show("pagedd", "MainPID"), engine_pid(service)
     service.run("kill", "-KILL", engine)
     service.run("sh", "-c", "until pagectl generate Hello --max-tokens 2; do sleep 0.2; done", timeout_s=60)
@@ -180,6 +184,14 @@ def test_the_first_client_starts_a_daemon_whose_sockets_systemd_holds(service: M
     service.run("systemctl", "stop", "pagedd.socket", "pagedd")
 
 
+def start_s(service: Machine) -> float:
+    """How long the last start took, by systemd's own clock."""
+    began, ready = (
+        int(service.show("pagedd", f"{moment}TimestampMonotonic")) for moment in ("InactiveExit", "ActiveEnter")
+    )
+    return (ready - began) / 1e6
+
+
 def wait_for(service: Machine, name: str, value: str) -> None:
     service.run("sh", "-c", f'until [ "$(systemctl show --value -p {name} pagedd)" = "{value}" ]; do sleep 0.1; done')
 
@@ -213,8 +225,32 @@ def test_an_engine_that_stands_still_is_replaced_by_the_front_and_a_front_by_sys
     service.run("systemctl", "daemon-reload")
 
 
+def test_a_user_has_a_daemon_of_their_own(service: Machine) -> None:
+    service.run("useradd", "--create-home", "ana")
+    uid = service.run("id", "--user", "ana").stdout.strip()
+    # As if she had started it before: compiling takes half a minute.
+    service.run("mkdir", "-p", "/home/ana/.cache/pagedd")
+    service.run("cp", "-R", "/var/cache/pagedd/kernels", "/home/ana/.cache/pagedd")
+    service.run("chown", "-R", "ana:ana", "/home/ana/.cache")
+    service.run("systemctl", "start", f"user@{uid}")
+    as_ana = ("setpriv", "--reuid=ana", "--regid=ana", "--clear-groups")
+    as_ana += ("env", "HOME=/home/ana", f"XDG_RUNTIME_DIR=/run/user/{uid}")
+
+    service.run(*as_ana, "systemctl", "--user", "start", "pagedd", timeout_s=120)
+    ask = ("pagectl", "generate", "The capital of France is", "--max-tokens", "8", "--temperature", "0")
+    assert "Paris" in service.run(*as_ana, *ask).stdout
+    place = f"/run/user/{uid}/pagedd"
+    assert service.run("stat", "-c", "%a %U", place, f"{place}/http.sock").stdout.splitlines() == ["700 ana", "660 ana"]
+    service.run(*as_ana, "systemctl", "--user", "stop", "pagedd")
+    state = service.run(*as_ana, "systemctl", "--user", "show", "--property=ActiveState,Result", "pagedd").stdout
+    assert state.split() == ["Result=success", "ActiveState=inactive"]
+    assert service.run("pgrep", "-u", "ana", "-f", "pagedd", check=False).returncode == 1
+    service.run("systemctl", "stop", f"user@{uid}")
+
+
 def test_uninstalling_keeps_settings_and_nothing_else_of_the_program(service: Machine) -> None:
     service.run("make", "-C", str(ROOT), "uninstall")
     assert service.run("systemctl", "cat", "pagedd", check=False).returncode != 0
-    left = service.run("sh", "-c", "ls -d /opt/pagedd /usr/local/bin/page* /etc/pagedd/pagedd.toml", check=False).stdout
+    everywhere = "/opt/pagedd /usr/local/bin/page* /usr/local/share/*/*/*page* /etc/pagedd/pagedd.toml"
+    left = service.run("sh", "-c", f"ls -d {everywhere}", check=False).stdout
     assert left.split() == ["/etc/pagedd/pagedd.toml"]

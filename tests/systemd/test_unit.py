@@ -98,6 +98,12 @@ def test_install_below_a_destdir_touches_nothing_else_and_uninstall_removes_it(t
     packages = next((tmp_path / "usr/lib/pagedd/lib").glob("python3*/site-packages/pagedd"))
     assert {folder.name for folder in packages.iterdir()} >= {"client", "daemon", "engine", "kernels", "tui"}
 
+    share = tmp_path / "usr/local/share"
+    assert "complete " in (share / "bash-completion/completions/pagectl").read_text()
+    assert (share / "zsh/site-functions/_pagetop").read_text().startswith("#compdef pagetop")
+    assert "complete -c pagedd" in (share / "fish/vendor_completions.d/pagedd.fish").read_text()
+    assert (share / "man/man8/pagedd.8").read_text().startswith('.TH "PAGEDD" 8')
+
     settings = tmp_path / "etc/pagedd/pagedd.toml"
     settings.write_text("block_size = 8\n")
     subprocess.run([ROOT / "scripts" / "install"], env=environ, check=True)

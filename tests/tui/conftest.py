@@ -10,8 +10,9 @@ from textual.pilot import Pilot
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText, StatsFrame
-from pagedd.tui.feed import Pace, Update
+from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText
+from pagedd.client.stats_frame import StatsFrame
+from pagedd.tui.feed import Update
 from pagedd.tui.glyphs import UNICODE, Glyphs
 from pagedd.tui.pagetop import Pagetop
 from pagedd.tui.recording import DEMO, Replay, read
@@ -34,7 +35,6 @@ class FakeSource:
 
     def __init__(self, updates: Iterable[Update]) -> None:
         self.gives_every_frame = False
-        self.pace = Pace()
         self._updates = list(updates)
         self._more: asyncio.Queue[Update] | None = None
         self.done: list[tuple[object, ...]] = []

@@ -7,7 +7,7 @@ import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Ending, Event
+from pagedd.client.stats_frame import Ending, Event
 from pagedd.tui.glyphs import ASCII, UNICODE, Glyphs
 from pagedd.tui.recording import read
 from pagedd.tui.screens.help import Help
@@ -379,11 +379,11 @@ async def test_a_picture_that_grew_old_is_grey_and_says_how_old_it_is() -> None:
     app = make_app(make_source(), clock=lambda: now_s)
     async with app.run_test(size=(40, 12), notifications=True) as pilot:
         await settled(pilot)
-        now_s += 4.5
+        now_s += 4.2
         app._tick()
         await settled(pilot)
         assert app.palette.style("ok") != app.palette.grey, "a busy machine is given a little time"
-        now_s += 8
+        now_s += 8.3
         app._tick()
         await settled(pilot)
         assert app.palette.style("ok") == app.palette.grey

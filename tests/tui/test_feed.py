@@ -10,10 +10,11 @@ import zmq
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.endpoints import Endpoints, ipc
-from pagedd.client.protocol import StatsFrame, encode
+from pagedd.client.protocol import encode
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui import feed
-from pagedd.tui.feed import LONGEST_REST_S, REST_S, LiveFeed, Pace, Update
-from pagedd.tui.state import GREY_S, Link
+from pagedd.tui.feed import LiveFeed, Update
+from pagedd.tui.state import Link
 
 
 class Publisher:
@@ -97,14 +98,6 @@ async def test_tries_come_ever_more_slowly_up_to_a_bound(tmp_path: Path, monkeyp
     assert waits[-1] == feed.LAST_RETRY_S
 
 
-@pytest.mark.parametrize(("cpu_percent", "is_crowded"), [(None, False), (87.0, False), (90.0, True), (100.0, True)])
-def test_only_a_machine_without_an_idle_core_is_given_way_to(cpu_percent: float | None, is_crowded: bool) -> None:
-    frame = FakeEngine().frame()
-    assert frame.machine is not None
-    frame.machine.cpu_percent = cpu_percent
-    assert feed.is_crowded(frame) is is_crowded
-
-
 async def test_a_place_that_can_be_no_socket_is_lost_with_the_reason() -> None:
     live = LiveFeed("/tmp/" + "x" * 200)
     assert live.place.startswith("/tmp/xxx")
@@ -112,28 +105,6 @@ async def test_a_place_that_can_be_no_socket_is_lost_with_the_reason() -> None:
     assert isinstance(lost, Link)
     assert "limit 107" in lost.error
     await live.close()
-
-
-def test_a_frame_without_a_machine_is_no_reason_to_give_way() -> None:
-    frame = FakeEngine().frame()
-    frame.machine = None
-    assert not feed.is_crowded(frame)
-
-
-def test_a_rest_makes_up_for_what_was_used_within_bounds() -> None:
-    frame = FakeEngine().frame()
-    assert frame.machine is not None
-    frame.machine.cpu_percent = 95.0
-    used_s = 0.4
-    pace = Pace(lambda: used_s)
-    assert pace.rest_s(frame) == REST_S, "what starting has cost is not made up for"
-    for drawn_s, rest_s in ((0.001, REST_S), (0.004, 2.0), (0.006, 3.0), (0.1, LONGEST_REST_S)):
-        used_s += drawn_s
-        assert pace.rest_s(frame) == pytest.approx(rest_s)
-    frame.machine.cpu_percent = 40.0
-    used_s += 0.006
-    assert pace.rest_s(frame) == 0.0
-    assert GREY_S > LONGEST_REST_S + 1, "who rests does not look dead"
 
 
 async def test_whoever_records_gets_every_frame_however_slowly_they_are_taken(tmp_path: Path) -> None:
@@ -151,35 +122,6 @@ async def test_whoever_records_gets_every_frame_however_slowly_they_are_taken(tm
         async with asyncio.timeout(0.15):
             assert all([isinstance(await update, StatsFrame) for update in taken])
     finally:
-        await updates.aclose()  # type: ignore[attr-defined]
-        await live.close()
-        publisher.close()
-
-
-async def test_on_a_crowded_machine_frames_are_taken_with_rests_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rests: list[float] = []
-    monkeypatch.setattr(feed, "CROWDED_PERCENT", 0.0)
-    monkeypatch.setattr(feed, "REST_S", 0.001)
-    monkeypatch.setattr(feed, "CROWDED_SHARE", 1e9)
-    rest = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        rests.append(seconds)
-        await rest(seconds)
-
-    publisher, live = Publisher(tmp_path), LiveFeed(str(tmp_path))
-    publisher.open()
-    try:
-        updates = live.updates()
-        while not isinstance(await anext(updates), StatsFrame):
-            pass
-        monkeypatch.setattr(feed.asyncio, "sleep", sleep)
-        assert isinstance(await anext(updates), StatsFrame)
-        assert rests == [0.001]
-    finally:
-        monkeypatch.undo()
         await updates.aclose()  # type: ignore[attr-defined]
         await live.close()
         publisher.close()

@@ -5,6 +5,7 @@ import re
 import pytest
 from rich.cells import cell_len
 from rich.console import RenderableType
+from textual._compositor import Compositor
 from textual.screen import Screen
 
 from pagedd.bench.frames import FakeEngine
@@ -98,6 +99,20 @@ async def test_a_frame_that_says_the_same_paints_nothing(monkeypatch: pytest.Mon
         source.say(frame)
         await settled(pilot)
         assert tube.num_bytes == []
+
+
+async def test_frames_of_the_overview_go_past_textuals_compositor(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(num_blocks=3000, num_requests=24)
+    source = FakeSource([engine.frame() for _ in range(20)])
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        drawn: list[bool] = []
+        monkeypatch.setattr(Compositor, "render_update", lambda *args, **options: drawn.append(True))
+        for _ in range(5):
+            source.say(engine.frame())
+            await settled(pilot)
+        assert len(drawn) <= 1, "the answer about the block under the cursor, and no frame"
 
 
 async def test_under_a_question_nothing_is_painted_past_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from pagedd.client.protocol import BlockMap
+from pagedd.client.stats_frame import BlockMap
 from pagedd.tui.letters import Mark
 from pagedd.tui.pool import CACHED, ENDED, FREE, OWNED, SHARED, Key, Pool
 

@@ -8,7 +8,8 @@ import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Prefixes, RequestText, StatsFrame
+from pagedd.client.protocol import Prefixes, RequestText
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.app import main
 from pagedd.tui.recording import DEMO, FORMAT, Recorder, Replay, block_question, read, text_question
 from pagedd.tui.state import Link

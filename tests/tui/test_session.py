@@ -1,14 +1,13 @@
-"""What is recorded, and what is drawn of it, while there is no time for both."""
+"""What is recorded, what is drawn of it, and when it looks alive."""
 
 import asyncio
 from pathlib import Path
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import StatsFrame
-from pagedd.tui.feed import Pace
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.recording import read
 from pagedd.tui.session import Session
-from pagedd.tui.state import Link
+from pagedd.tui.state import GREY_S, Link
 
 from .conftest import FakeSource
 
@@ -20,13 +19,9 @@ class Clock:
         return self.now_s
 
 
-def crowded_frames(number: int) -> list[StatsFrame]:
+def some_frames(number: int) -> list[StatsFrame]:
     engine = FakeEngine(num_blocks=64, num_requests=3)
-    frames = [engine.frame() for _ in range(number)]
-    for frame in frames:
-        assert frame.machine is not None
-        frame.machine.cpu_percent = 100.0
-    return frames
+    return [engine.frame() for _ in range(number)]
 
 
 def drawn(session: Session, clock: Clock, frames: list[StatsFrame]) -> list[int]:
@@ -39,30 +34,21 @@ def drawn(session: Session, clock: Clock, frames: list[StatsFrame]) -> list[int]
     return found
 
 
-async def test_a_crowded_machine_thins_what_is_drawn_and_never_what_is_recorded(tmp_path: Path) -> None:
-    clock, source, frames = Clock(), FakeSource([]), crowded_frames(12)
+async def test_what_is_recorded_is_every_frame_and_all_are_drawn(tmp_path: Path) -> None:
+    clock, source, frames = Clock(), FakeSource([]), some_frames(4)
     session = Session(source, clock=clock)
-    source.pace = Pace(lambda: clock.now_s / 1000)  # a thousandth of a core
     session.start_recording(tmp_path / "all.pagetop")
     assert source.gives_every_frame
-    assert drawn(session, clock, frames) == [1, 5, 9]
+    assert drawn(session, clock, frames) == [1, 2, 3, 4]
     session.stop_recording()
-    assert not source.gives_every_frame, "the source rests again"
+    assert not source.gives_every_frame
     assert [record.message for record in read(tmp_path / "all.pagetop")] == frames
-
-
-async def test_a_machine_with_room_is_drawn_frame_by_frame_while_it_is_recorded(tmp_path: Path) -> None:
-    clock = Clock()
-    session = Session(FakeSource([]), clock=clock)
-    session.start_recording(tmp_path / "all.pagetop")
-    engine = FakeEngine(num_blocks=64, num_requests=3)
-    assert drawn(session, clock, [engine.frame() for _ in range(4)]) == [1, 2, 3, 4]
 
 
 async def test_first_words_are_recorded_although_frames_lack_them(tmp_path: Path) -> None:
     session = Session(FakeSource([]), clock=Clock())
     session.start_recording(tmp_path / "all.pagetop")
-    (frame,) = crowded_frames(1)
+    (frame,) = some_frames(1)
     for row in frame.requests:
         row.preview = ""
         session.state.previews[row.request_id] = "Tell me"
@@ -75,7 +61,7 @@ async def test_first_words_are_recorded_although_frames_lack_them(tmp_path: Path
 
 async def test_first_words_do_not_wait_for_the_next_frame() -> None:
     source = FakeSource([])
-    (frame,) = crowded_frames(1)
+    (frame,) = some_frames(1)
     request_id = frame.requests[0].request_id
     frame.requests[0].preview = ""
 
@@ -91,7 +77,7 @@ async def test_first_words_do_not_wait_for_the_next_frame() -> None:
 
 
 async def test_a_paused_picture_is_recorded_on_and_knows_that_the_daemon_is_back(tmp_path: Path) -> None:
-    clock, frames = Clock(), crowded_frames(6)
+    clock, frames = Clock(), some_frames(6)
     session = Session(FakeSource([]), clock=clock)
     session.take(frames[0])
     session.toggle_pause()
@@ -113,3 +99,15 @@ def test_a_recorded_session_does_not_grow_old() -> None:
     session.take(FakeEngine().frame())
     clock.now_s += 60
     assert not session.is_stale
+
+
+async def test_a_picture_is_as_old_as_its_daemon_said_it_would_be_before_it_looks_dead() -> None:
+    clock = Clock()
+    session = Session(FakeSource([]), clock=clock)
+    (frame,) = some_frames(1)
+    frame.interval_s = 2.0
+    session.take(frame)
+    clock.now_s += 1.9 + GREY_S
+    assert not session.is_stale
+    clock.now_s += 0.2
+    assert session.is_stale

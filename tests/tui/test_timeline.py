@@ -1,7 +1,7 @@
 """What a sequence has been through, as far as frames tell."""
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import RequestRow
+from pagedd.client.stats_frame import RequestRow
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of
 from pagedd.tui.renderables.detail import timeline_lines

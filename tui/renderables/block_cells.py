@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from pagedd.tui.glyphs import ASCII, LETTERS, UNICODE, Glyphs
+from pagedd.client.letters import LETTERS
+from pagedd.tui.glyphs import ASCII, UNICODE, Glyphs
 from pagedd.tui.glyphs import ENDED as ENDED_GLYPH
 from pagedd.tui.glyphs import SHARED as SHARED_GLYPH
 from pagedd.tui.letters import NUM_HUES

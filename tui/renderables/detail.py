@@ -5,7 +5,7 @@ Of one that has ended they are the last that was seen: its blocks are somebody e
 
 from dataclasses import dataclass
 
-from pagedd.client.protocol import Ending
+from pagedd.client.stats_frame import Ending
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, cut, printable, wrap
 from pagedd.tui.pool import Pool

@@ -4,12 +4,12 @@ import time
 from collections.abc import Iterable
 from textwrap import wrap as wrap_words
 
-from pagedd.client.protocol import Event
+from pagedd.client.stats_frame import Event
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, cut, fit, printable
 from pagedd.tui.state import NOTE
 
-KINDS = ("preemption", "eviction", "refusal", "cancel", "priority", "engine", "model")
+KINDS = ("preemption", "eviction", "refusal", "cancel", "priority", "engine", "model", "reload")
 # Red is for what a person should act on; the rest is the engine doing its work.
 _ROLES = {"refusal": "warn", "engine": "bad", "preemption": "accent", "cancel": "accent", "priority": "accent"}
 _GOOD_NEWS = ("ready", "connected again")

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from pagedd.client.percent import percent
-from pagedd.client.protocol import StatsFrame
+from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, join, printable, spread
 from pagedd.tui.renderables import numbers
 from pagedd.tui.state import STALE_S, State
+
+# From there on a person sees that the picture does not move, and is told that it need not.
+_SLOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ def _link(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) 
     is_timeless = modes.is_paused or bool(modes.source)
     if state.is_stale(state.received_s if is_timeless else now_s):
         return [(f"{glyphs.lost} {'held' if state.is_held else age}", "bad")]
-    if state.age_s(now_s) > STALE_S or modes.is_paused:
+    if state.overdue_s(now_s) > STALE_S or modes.is_paused:
         return [(f"{glyphs.live} {age}", "warn")]
-    return [(f"{glyphs.live} live", "ok")]
+    interval_s = state.frame.interval_s if state.frame is not None else 0.0
+    pace = f", every {interval_s:.0f} s" if interval_s >= _SLOW_S and width >= 60 else ""
+    return [(f"{glyphs.live} live{pace}", "ok")]

@@ -1,6 +1,6 @@
 """The machine: the GPU when there is one, else the CPU. Its own figures are those of `daemon/telemetry.py`."""
 
-from pagedd.client.protocol import Device, Machine
+from pagedd.client.stats_frame import Device, Machine
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, as_fits, cut, fit, printable
 from pagedd.tui.renderables import numbers

@@ -20,7 +20,7 @@ _LEAST_DIFFERENCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A node where the tree shows it. `guides` draws the way to it; `num_blocks` counts everything below it too.
+    """A node where the tree shows it. `guides` draws the way to it; blocks and tokens count everything below it too.
 
     `num_common` first characters of its text are those of a sibling, up to the word in which they begin to differ.
     """
@@ -28,6 +28,7 @@ class Branch:
     node: PrefixNode
     guides: str
     num_blocks: int
+    num_tokens: int
     has_children: bool
     is_folded: bool
     num_common: int = 0
@@ -44,10 +45,14 @@ def branches(nodes: list[PrefixNode], folded: Collection[str], glyphs: Glyphs) -
         parent = node.parent if node.parent in known and node.parent != node.digest else ""
         children.setdefault(parent, []).append(node)
     sizes: dict[str, int] = {}
+    tokens: dict[str, int] = {}
     # Children have a greater depth than their parent, so one pass from the deepest adds everything up.
     for node in sorted(nodes, key=lambda node: -node.depth):
         sizes[node.digest] = node.num_blocks + sum(
             sizes.get(child.digest, child.num_blocks) for child in children.get(node.digest, [])
+        )
+        tokens[node.digest] = node.num_tokens + sum(
+            tokens.get(child.digest, child.num_tokens) for child in children.get(node.digest, [])
         )
     common = {digest: num for group in children.values() for digest, num in _common(group).items()}
     shown: list[Branch] = []
@@ -58,7 +63,7 @@ def branches(nodes: list[PrefixNode], folded: Collection[str], glyphs: Glyphs) -
         own = _largest_first(children.get(node.digest, []), sizes)
         is_folded = bool(own) and node.digest in folded
         num_common = common.get(node.digest, 0)
-        shown.append(Branch(node, guides, sizes[node.digest], bool(own), is_folded, num_common))
+        shown.append(Branch(node, guides, sizes[node.digest], tokens[node.digest], bool(own), is_folded, num_common))
         if not is_folded:
             last = len(own) - 1
             waiting += [
@@ -104,7 +109,7 @@ def prefix_line(branch: Branch, pool_blocks: int, width: int, glyphs: Glyphs) ->
     node, missing = branch.node, glyphs.missing
     columns = _columns(width)
     cells: dict[str, Span] = {
-        "tokens": (numbers.count(node.num_tokens, 7, missing), ""),
+        "tokens": (numbers.count(branch.num_tokens, 7, missing), ""),
         "blocks": (numbers.count(branch.num_blocks, 6, missing), ""),
         "pool": (numbers.percent(branch.num_blocks / pool_blocks if pool_blocks else None, missing), ""),
         "hits": (numbers.count(node.num_hits, 6, missing), "accent" if node.num_hits else "dim"),

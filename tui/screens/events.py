@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Input
 
-from pagedd.client.protocol import Event
+from pagedd.client.stats_frame import Event
 from pagedd.tui.line import Line
 from pagedd.tui.renderables.events import KINDS, event_line, event_lines, matching
 from pagedd.tui.renderables.footer import Hint

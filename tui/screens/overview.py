@@ -98,7 +98,7 @@ class Overview(ActingView):
         figures = self.query_one("#figures", Pane)
         lines: list[Line] = [cache_bar(state, figures.size.width, glyphs)]
         figures.show([*lines, *cache_figures(state, figures.size.width, glyphs)])
-        self.query_one("#cache", Vertical).border_subtitle = advice_words(state)
+        self._show_advice(advice_words(state))
         requests = self.query_one(RequestList)
         requests.show_state(state)
         self._draw_map()
@@ -118,6 +118,12 @@ class Overview(ActingView):
         lit = self.state.pool.tables.get(chosen.key, []) if chosen is not None else []
         self.query_one(BlockMap).show(self.state.pool, lit)
         self.query_one(BlockWords).show_block(self.session, self.query_one(BlockMap))
+
+    def _show_advice(self, words: str) -> None:
+        """Setting it has Textual draw the whole panel, so only when it is another one."""
+        cache = self.query_one("#cache", Vertical)
+        if words != (cache.border_subtitle or ""):
+            cache.border_subtitle = words
 
     def _share_height(self) -> None:
         """The map takes the rows that its blocks need, at most what the requests leave it; they have the rest."""

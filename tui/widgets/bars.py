@@ -45,7 +45,7 @@ class KeyBar(Pane):
 
     def _draw(self) -> bool:
         width, glyphs = self.size.width, self.look.glyphs
-        lines = [] if self._notice is None else notice_lines(self._notice, width, glyphs)
+        lines = [] if self._notice is None else notice_lines(self._notice, width, self.app.size.height, glyphs)
         is_other = self._height != len(lines) + 1
         if is_other:
             self.styles.height = self._height = len(lines) + 1

@@ -12,7 +12,8 @@ from pagedd.tui.widgets.pane import Pane
 
 # A mouse passes over many blocks; only where it stays is asked about.
 _REST_S = 0.15
-_ASK_AGAIN_S = 1.0
+# Times the frames' interval: a daemon that is too busy for pictures is too busy for questions.
+_ASK_AGAIN_FRAMES = 4
 
 
 class BlockWords(Pane):
@@ -41,9 +42,10 @@ class BlockWords(Pane):
             self.show([])
             return
         self._draw(session)
-        now_s = session.clock()
+        now_s, frame = session.clock(), session.state.frame
+        ask_again_s = _ASK_AGAIN_FRAMES * frame.interval_s if frame is not None else 0.0
         is_asking = self._asking is not None and not self._asking.done()
-        if not is_asking and now_s - self._asked_s >= _ASK_AGAIN_S and not session.is_stale and not session.is_paused:
+        if not is_asking and now_s - self._asked_s >= ask_again_s and not session.is_stale and not session.is_paused:
             self._asked_s = now_s
             self._asking = asyncio.ensure_future(self._ask(session, block))
 

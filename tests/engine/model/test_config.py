@@ -47,6 +47,12 @@ def test_defaults_are_those_of_transformers_own_config(architecture) -> None:
     assert set(ours.layer_windows) == {theirs.sliding_window if architecture == "mistral" else None}
 
 
+@pytest.mark.parametrize("window", [0, -4096, "4096", True])
+def test_a_window_that_is_no_length_is_refused(window) -> None:
+    with pytest.raises(EngineError, match=f"model_unavailable: config.json: sliding_window is {window!r}"):
+        parse(model_type="mistral", sliding_window=window)
+
+
 def test_biases_and_norms_follow_the_architecture() -> None:
     assert parse(attention_bias=True).qkv_bias
     assert parse(attention_bias=True).output_bias

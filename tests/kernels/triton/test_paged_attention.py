@@ -13,7 +13,7 @@ from pagedd.kernels import reference
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.layout import QuantizedLayer, planes_of
 from pagedd.kernels.triton import paged_attention, split_decode
-from pagedd.kernels.triton.attention_shape import LLAMA_8B
+from pagedd.kernels.triton.attention_shape import llama_8b
 from pagedd.kernels.triton.paged_attention import paged_attention as attend
 
 # Of numbers around 1: weights and outputs are rounded to the dtype of products once each.
@@ -56,6 +56,11 @@ def make(paged: Callable[..., Any], poisoned_memory: None) -> Callable[..., Any]
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mixed_batch_equals_the_reference(make, shape, form) -> None:
     check(make([(1, 9), (1, 33), (7, 7), (3, 20)], shape, form=form))
+
+
+@pytest.mark.parametrize("group", [33, 71])
+def test_many_heads_may_share_a_kv_head(make, group) -> None:
+    check(make([(1, 9), (1, 33), (5, 20)], (16, 64, group)))
 
 
 @pytest.mark.kernels
@@ -231,7 +236,7 @@ def test_offsets_past_two_to_the_31st_are_right(paged, form, monkeypatch) -> Non
 
 @pytest.mark.parametrize("arch", [75, 80, 86, 89, 90, 100, 120])
 def test_every_shape_has_a_launch_on_every_architecture(arch) -> None:
-    for shape, head_dim, group in product(LLAMA_8B.values(), (64, 80, 96, 128, 256), (1, 3, 4, 8)):
+    for shape, head_dim, group in product(llama_8b(arch).values(), (64, 80, 96, 128, 256), (1, 3, 4, 8)):
         shape = replace(shape, head_dim=head_dim, group=group)
         for rows in (group, 16, paged_attention.MAX_SHORT_ROWS):
             assert paged_attention.short_launch(arch, shape, rows).tiles["rows"] >= rows

@@ -124,6 +124,17 @@ def test_fused_is_rope_and_then_writing_over_all_shapes(
     )
 
 
+@pytest.mark.parametrize("form", list(FORMS))
+def test_rows_of_padding_that_share_a_slot_change_nobody_elses(form: str) -> None:
+    key, value = torch.randn(2, 5, 2, 64)
+    slots = torch.tensor([3, 40, 17, 63, 63])  # the last two are padding, in the last block
+    crowded, alone = (empty_layer(form, 2, 16, 64) for _ in range(2))
+    write_kv(key, value, crowded, slots, slots)
+    write_kv(key[:3], value[:3], alone, slots[:3], slots[:3])
+    for padded, wanted in zip(bytes_of(crowded), bytes_of(alone), strict=True):
+        assert torch.equal(padded[:3], wanted[:3])
+
+
 @pytest.mark.parametrize("form", ["bf16", "int8", "k8v4"])
 def test_slots_further_into_the_pool_than_32_bits_count_are_found(form: str) -> None:
     """Memory is taken by the pages that are written, of a pool of more than 4 GiB a plane."""

@@ -1,6 +1,6 @@
 """The first piece of advice stands in the cache's border; the rest is counted."""
 
-from pagedd.client.protocol import Advice
+from pagedd.client.stats_frame import Advice
 from pagedd.tui.renderables.advice import advice_words
 from pagedd.tui.state import State
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import Device, Machine
+from pagedd.client.stats_frame import Device, Machine
 from pagedd.tui.glyphs import ASCII, UNICODE
 from pagedd.tui.line import Line, text_of, width_of
 from pagedd.tui.renderables.batch import batch_lines, batch_row
@@ -169,6 +169,14 @@ def test_what_is_too_old_is_not_live_in_the_header() -> None:
     state = played(40)
     assert text_of(header_line(state, Modes(), NOW_S + 9, 100, UNICODE)).endswith(" ○ 9.0 s old ")
     assert text_of(header_line(state, Modes(source="demo"), NOW_S + 9, 100, UNICODE)).endswith(" ● 9.0 s old ")
+
+
+def test_a_slow_pace_that_the_daemon_chose_is_said_and_is_no_delay() -> None:
+    state = State()
+    state.take(msgspec.structs.replace(FakeEngine().frame(), interval_s=2.0), NOW_S)
+    for age_s, told in ((0.0, "● live, every 2 s "), (2.7, "● live, every 2 s "), (2.8, "● 2.8 s old ")):
+        assert text_of(header_line(state, Modes(), NOW_S + age_s, 100, UNICODE)).endswith(told)
+    assert text_of(header_line(state, Modes(), NOW_S, 50, UNICODE)).endswith("● live ")
 
 
 def test_a_daemon_that_is_loading_says_how_far() -> None:

@@ -22,11 +22,11 @@ def node(digest: str, parent: str = "", num_blocks: int = 1, **changes: object) 
 def test_children_stand_below_their_parent_the_largest_first() -> None:
     nodes = [node("root"), node("small", "root", 1), node("large", "root", 5), node("other", num_blocks=2)]
     shown = branches(nodes, (), UNICODE)
-    assert [(branch.guides, branch.node.digest, branch.num_blocks) for branch in shown] == [
-        ("", "root", 7),
-        ("├─", "large", 5),
-        ("└─", "small", 1),
-        ("", "other", 2),
+    assert [(branch.guides, branch.node.digest, branch.num_blocks, branch.num_tokens) for branch in shown] == [
+        ("", "root", 7, 112),
+        ("├─", "large", 5, 80),
+        ("└─", "small", 1, 16),
+        ("", "other", 2, 32),
     ]
 
 

@@ -1,6 +1,6 @@
 """The table of requests: what fits, what matches, in which order, and what a row says."""
 
-from pagedd.client.protocol import RequestRow
+from pagedd.client.stats_frame import RequestRow
 from pagedd.tui.glyphs import ASCII, UNICODE
 from pagedd.tui.letters import Mark
 from pagedd.tui.line import text_of, width_of

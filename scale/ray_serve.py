@@ -1,0 +1,126 @@
+"""pagedd as an application of Ray Serve: `serve run pagedd.scale.ray_serve:build replicas=2 flags="--device cpu"`.
+
+Owns what Ray is told: how many replicas with which resources, and that its own prefix-affinity router picks one, so
+that prompts which begin alike come to the daemon that has their beginning cached.
+"""
+
+import asyncio
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from pagedd.scale.ask import Ask
+from pagedd.scale.replica import Replica
+
+# Twice a daemon's seats, so that its batch is full and its queue short: what waits at Ray can still go elsewhere.
+MAX_ONGOING_REQUESTS = 64
+# So many more requests than the idlest replica outweigh a cached prefix.
+IMBALANCED_THRESHOLD = 16
+# After a replica that ended, until the request goes to another: Ray has to hear of it first.
+_PAUSES_S = (0.3, 1.0)
+# Characters of prompts that the router remembers, for all replicas together.
+_REMEMBERED_CHARS = 4_000_000
+
+
+class RayReplica(Replica):
+    """A replica as Ray constructs, checks and deletes it."""
+
+    def died(self) -> None:
+        # Ray hears of a process that ends at once, sends nothing more here, and starts another; its health checks take
+        # half a minute, in which every second request would fail.
+        self.close()
+        os._exit(os.EX_UNAVAILABLE)
+
+    def __del__(self) -> None:
+        # What Ray calls when it stops a replica, after its requests.
+        self.close()
+
+
+class Front:
+    """Takes HTTP, has Ray pick a replica, and passes its answer on as it comes."""
+
+    def __init__(self, replicas: Any) -> None:
+        self._relay = replicas.options(method_name="relay", stream=True)
+
+    async def __call__(self, request: Request) -> Response:
+        ask = Ask.of(request.method, request.url.path, await request.body())
+        if not ask.is_relayed:
+            error = {"code": "not_found", "message": f"{ask.method} {ask.path}: no route of pagedd behind Ray Serve"}
+            return JSONResponse({"error": error}, status_code=404)
+        for pause_s in _PAUSES_S:
+            # The router compares what is given by position, and takes any replica for what is given by name.
+            answer = self._relay.remote(ask) if ask.prompt else self._relay.remote(ask=ask)
+            try:
+                head = await anext(aiter(answer))
+            except RayError:  # the replica is gone, and nothing of its answer has come
+                await asyncio.sleep(pause_s)
+            else:
+                return StreamingResponse(answer, status_code=head.status, headers=head.headers)
+        error = {"code": "engine_died", "message": f"{len(_PAUSES_S)} replicas ended with this request; send it again"}
+        return JSONResponse({"error": error}, status_code=503, headers={"Retry-After": "10"})
+
+
+def application(
+    flags: Sequence[str] = (),
+    *,
+    replicas: int = 1,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    max_ongoing_requests: int = MAX_ONGOING_REQUESTS,
+    imbalanced_threshold: int = IMBALANCED_THRESHOLD,
+) -> Any:
+    """A Ray Serve application. Each replica is a daemon with `flags`, on a machine that has `num_cpus` and `num_gpus`.
+
+    With GPUs Ray shows each replica its own, which the daemon calls cuda:0.
+    """
+    router = RequestRouterConfig(
+        request_router_class=prefix_affinity_router(),
+        request_router_kwargs={
+            "imbalanced_threshold": imbalanced_threshold,
+            "do_eviction": True,
+            "eviction_threshold_chars": _REMEMBERED_CHARS,
+            "eviction_target_chars": _REMEMBERED_CHARS * 9 // 10,
+        },
+    )
+    daemons = serve.deployment(
+        RayReplica,
+        name="pagedd",
+        num_replicas=replicas,
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
+        max_ongoing_requests=max_ongoing_requests,
+        request_router_config=router,
+    )
+    front = serve.deployment(Front, name="front", max_ongoing_requests=max_ongoing_requests * replicas)
+    return front.bind(daemons.bind(list(flags)))
+
+
+def build(arguments: Mapping[str, str]) -> Any:
+    """`application` for `serve run` and its YAML: `flags` as a shell would read them, all else numbers."""
+    numbers: dict[str, Any] = {}
+    for name, text in arguments.items():
+        if name in ("num_cpus", "num_gpus"):
+            numbers[name] = float(text)
+        elif name in ("replicas", "max_ongoing_requests", "imbalanced_threshold"):
+            numbers[name] = int(text)
+        elif name != "flags":
+            raise ValueError(f"{name}: not an argument of pagedd.scale.ray_serve:build; see docs/scale-out.md")
+    return application(shlex.split(arguments.get("flags", "")), **numbers)
+
+
+def prefix_affinity_router() -> Any:
+    """Ray's `PrefixCacheAffinityRouter`.
+
+    Its public module also has routers that need vLLM, and cannot be imported without; this one's own module can.
+    """
+    try:
+        from ray.serve.llm.request_router import PrefixCacheAffinityRouter
+    except ImportError:
+        from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
+    return PrefixCacheAffinityRouter
