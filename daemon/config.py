@@ -165,7 +165,7 @@ class DaemonConfig:
         None, "The same while the machine runs on its battery.", above=0, none="off"
     )
     max_tokens_per_second_when_hot: float | None = setting(
-        None, "The same from hot_celsius on, until it is 5 °C cooler.", above=0, none="off"
+        None, "The same from hot_celsius on, until it is 5 degrees cooler.", above=0, none="off"
     )
     hot_celsius: float = setting(90.0, "Of the machine's hottest thermal zone.", minimum=20, maximum=150)
     yield_to: tuple[str, ...] = setting(
