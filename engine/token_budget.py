@@ -20,11 +20,13 @@ class TokenBudget:
         tokens: in all, as configured.
         chunk_tokens: of sequences that compute more than one, in chunks or with guesses, as far as memory goes.
         num_decodes: sequences that may decode.
+        is_paced: tokens are counted out, so none is for a guess that may be wrong.
     """
 
     def __init__(self, tokens: int, max_num_seqs: int) -> None:
         self.tokens = self.chunk_tokens = tokens
         self.num_decodes = self._max_num_seqs = max_num_seqs
+        self.is_paced = False
         self._paced_tokens = tokens
         self._turn = 0
         self._num_calm_steps = 0
@@ -48,6 +50,7 @@ class TokenBudget:
 
     def pace(self, tokens_per_second: float | None) -> None:
         """Chunks are no larger than what may be computed in a moment; None is without a limit."""
+        self.is_paced = tokens_per_second is not None
         paced = self.tokens if tokens_per_second is None else int(tokens_per_second * _PACED_STEP_S)
         self._paced_tokens = max(LEAST_TOKENS, paced)
 
