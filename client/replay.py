@@ -17,6 +17,8 @@ from pagedd.client.request_log import LoggedRequest
 
 # In every vocabulary, and no special id in most.
 _IDS = range(10, 250)
+# No context is longer, and the daemon says so of what is.
+_MAX_IDS = 1 << 20
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ async def replay(client: AsyncClient, entries: Sequence[LoggedRequest], speed: f
     await client.ping()
     replayed = Replayed()
     first_s, started_s = min(entry.time_s for entry in entries), time.monotonic()
-    system = random.Random(0).choices(_IDS, k=max(entry.system_tokens for entry in entries))
+    system = random.Random(0).choices(_IDS, k=min(_MAX_IDS, max(entry.system_tokens for entry in entries)))
     draw = random.Random(1)
     async with asyncio.TaskGroup() as group:
         for entry in sorted(entries, key=lambda entry: entry.time_s):
@@ -71,8 +73,9 @@ async def replay(client: AsyncClient, entries: Sequence[LoggedRequest], speed: f
             replayed.late_s = max(replayed.late_s, time.monotonic() - due_s)
             ids = entry.prompt_token_ids
             if ids is None:
-                shared = system[: min(entry.system_tokens, entry.prompt_tokens)]
-                ids = shared + draw.choices(_IDS, k=entry.prompt_tokens - len(shared))
+                num_ids = min(_MAX_IDS, entry.prompt_tokens)
+                shared = system[: min(entry.system_tokens, num_ids)]
+                ids = shared + draw.choices(_IDS, k=num_ids - len(shared))
             group.create_task(_send(client, entry, ids, replayed))
     replayed.seconds = time.monotonic() - started_s
     return replayed

@@ -48,8 +48,9 @@ def read_log(path: Path) -> list[LoggedRequest]:
             entry = _decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise PageddError("invalid_setting", f"{path}, line {number}: {error}", field="load") from None
-        if entry.output_tokens < 1 or not (entry.prompt_token_ids or entry.prompt_tokens > 0):
-            rule = "output_tokens and the prompt's ids or length must be at least 1"
+        has_prompt = bool(entry.prompt_token_ids) or entry.prompt_tokens > 0
+        if entry.output_tokens < 1 or entry.n < 1 or entry.system_tokens < 0 or not has_prompt:
+            rule = "output_tokens and the prompt's ids or length, and n, must be at least 1, system_tokens at least 0"
             raise PageddError("invalid_setting", f"{path}, line {number}: {rule}", field="load")
         entries.append(entry)
     if not entries:

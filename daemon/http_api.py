@@ -326,7 +326,7 @@ class _Handlers:
 
     def _max_model_len(self) -> int:
         info = self._service.host.info
-        return info.max_model_len if info is not None else self._service.served_model().prepared.context_length
+        return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
 
 
 def _check_admin(request: web.Request) -> None:

@@ -160,13 +160,9 @@ class Engine:
 
         Returns how many became free, and how many stay because they are in use; None when nothing has that digest.
         """
-        blocks = self._scheduler.blocks
-        entry = blocks.prefix_cache.under(digest)
-        if entry is None:
-            return None
         if self._disk_writer is not None:
             self._disk_writer.note_change()
-        return blocks.evict(entry)
+        return self._scheduler.blocks.evict(digest)
 
     def check_integrity(self) -> None:
         """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""

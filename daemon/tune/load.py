@@ -36,14 +36,16 @@ def make_users(
     Random text differs from turn to turn, the system prompt does not.
     """
     draw = random.Random(11)
-    system = _ids(random.Random(0), max(entry.system_tokens for entry in entries), vocab_size)
+    longest = min(max_request_tokens, max(entry.system_tokens for entry in entries))
+    system = _ids(random.Random(0), longest, vocab_size)
 
     def asked() -> Iterator[Asked]:
         for entry in itertools.cycle(entries):
             ids = entry.prompt_token_ids
             if ids is None:
-                shared = system[: entry.system_tokens]
-                ids = shared + _ids(draw, entry.prompt_tokens - len(shared), vocab_size)
+                num_tokens = min(entry.prompt_tokens, max_request_tokens)
+                shared = system[: min(entry.system_tokens, num_tokens)]
+                ids = shared + _ids(draw, num_tokens - len(shared), vocab_size)
             ids = [id % vocab_size for id in ids[: max_request_tokens - 1]]
             yield Asked(ids, max(1, min(entry.output_tokens, max_request_tokens - len(ids))))
 

@@ -35,6 +35,7 @@ class TrialResult(msgspec.Struct, kw_only=True):
     mean_running: float = 0.0
     kv_usage: float = 0.0
     preemptions_per_s: float = 0.0
+    waited_ratio: float = 0.0  # of the time, that it was ready to compute and others had the cores
     hit_ratio: float = 0.0
     kv_cache_dtype: str = ""
     max_num_batched_tokens: int = 0

@@ -219,6 +219,8 @@ async def test_what_the_pool_can_never_hold_is_refused_with_its_size(socket_fold
         )
         status, _ = await served.post("/v1/completions", {"prompt": "hi"})
         assert status == 200
+        _, models = await served.get("/v1/models")
+        assert models["data"][0]["max_model_len"] == 800
 
 
 async def test_numbers_that_are_not_finite_are_refused(served: Served) -> None:

@@ -88,8 +88,8 @@ async def test_what_was_asked_is_written_down_and_can_be_asked_again(socket_fold
 
 async def test_a_request_that_fails_in_a_replay_is_counted_and_the_others_go_on(socket_folder: Path) -> None:
     async with serving(socket_folder) as served, AsyncClient(served.endpoints.directory) as client:
-        too_long = LoggedRequest(prompt_tokens=5000, output_tokens=1)
-        replayed = await replay(client, [too_long, ONE])
+        too_long = LoggedRequest(prompt_tokens=10**15, system_tokens=10**15, output_tokens=1)
+        replayed = await replay(client, [too_long, ONE], speed=1000)
     assert dict(replayed.failures) == {"prompt_too_long": 1}
     assert len(replayed.first_token_s) == 1
     assert replayed.lines()[-1] == "1 ended with prompt_too_long"
