@@ -44,7 +44,7 @@ class Replayed:
         times = sorted(self.first_token_s)
         rate = self.num_output_tokens / self.seconds if self.seconds else 0.0
         told = [
-            f"{len(times)} requests were answered in {self.seconds:.1f} s, "
+            f"answered {len(times)} in {self.seconds:.1f} s: "
             f"{self.num_prompt_tokens} tokens in, {self.num_output_tokens} out, {rate:.0f} out a second"
         ]
         if times:
