@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
@@ -19,10 +19,8 @@ from pagedd.daemon.tune.agreement import real_texts
 from pagedd.daemon.tune.load import synthetic_load
 from pagedd.daemon.tune.settings_file import merge, refuse_unwritable, write_settings
 from pagedd.daemon.tune.trial import Trial, TrialResult, run_trial
-from pagedd.daemon.tune.tuning import Tried, Tuning
+from pagedd.daemon.tune.tuning import Tried, Tuning, is_disturbed
 from pagedd.engine.config import EngineConfig
-
-_Number = TypeVar("_Number", int, float)
 
 # The first trial also builds kernels.
 _LOAD_S = 300.0
@@ -82,13 +80,17 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
     tuning = Tuning(config, attempt, texts, is_gpu=_has_gpu(config.device))
     report(f"{config.model}: {num_users} users, {options.seconds:.0f} s for about {_NUM_TRIALS} trials")
     print(_line("step", "setting", "before", "tokens/s", "gain", "first token", ""), flush=True)
+    num_disturbed = 0
     try:
         for tried in tuning.run():
             print(_tried(tried), flush=True)
+            num_disturbed += is_disturbed(tried.result)
             if not tried.changed and tried.result.error:
                 raise PageddError("engine_failed", f"the settings as they are cannot be tried: {tried.result.error}")
     except TimeoutError:
         report(f"{options.seconds:.0f} s are over; what was found until then holds (--seconds for more)")
+    if num_disturbed:
+        report(f"{num_disturbed} trials are not judged: other programs had the cores; end them and try again")
     _conclude(tuning.changes, options.out, options.write, settings_file, report)
     return 0
 
@@ -118,17 +120,20 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _users(text: str) -> int:
-    return _within(int(text), 1, 65536)
+    users = int(text)
+    _check_range(users, 1, 65536)
+    return users
 
 
 def _seconds(text: str) -> float:
-    return _within(float(text), 1.0, 86400.0)
+    seconds = float(text)
+    _check_range(seconds, 1, 86400)
+    return seconds
 
 
-def _within(value: _Number, least: _Number, most: _Number) -> _Number:
+def _check_range(value: float, least: int, most: int) -> None:
     if not least <= value <= most:  # nor NaN
-        raise argparse.ArgumentTypeError(f"{value}, allowed are {least:g} to {most:g}")
-    return value
+        raise argparse.ArgumentTypeError(f"{value}, allowed are {least} to {most}")
 
 
 def _refuse_beside_a_daemon(runtime_dir: Path | None) -> None:

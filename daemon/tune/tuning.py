@@ -83,7 +83,7 @@ class Tuning:
 
     def _try(self, config: EngineConfig, texts: list[list[int]] | None = None) -> TrialResult:
         result = self._attempt(config, texts)
-        if _is_disturbed(result):
+        if is_disturbed(result):
             with suppress(TimeoutError):  # the next trial will say so
                 again = self._attempt(config, texts)
                 return min(result, again, key=lambda each: (bool(each.error), each.waited_ratio))
@@ -190,16 +190,17 @@ def _falls_short(agreement: float, num_choices: int, form: str) -> bool:
     return agreement < bar - 2 * math.sqrt(bar * (1 - bar) / num_choices)
 
 
-def _is_disturbed(result: TrialResult) -> bool:
+def is_disturbed(result: TrialResult) -> bool:
+    """Whether its speed is that of what else ran on the machine."""
     return result.waited_ratio > MAX_WAITED
 
 
 def _is_sound(result: TrialResult) -> bool:
     """Whether its speed is that of its settings."""
-    return not result.error and not _is_disturbed(result)
+    return not result.error and not is_disturbed(result)
 
 
 def _note(result: TrialResult) -> str:
-    if result.error or not _is_disturbed(result):
+    if result.error or not is_disturbed(result):
         return result.error
     return f"not judged: others had the cores {percent(result.waited_ratio)} % of the time"
