@@ -140,6 +140,8 @@ class Intake:
             self.refuse([entry], PageddError("engine_loading", "another model was loaded meanwhile; send it again"))
             return
         entry.request.open_texts(model.tokenizer)
+        if self._config.request_log is not None and self._config.request_log_prompts:
+            entry.prompt_token_ids = request.prompt_token_ids
         self._requests.apply(entry, Admitted(request))
 
     async def _admit_suspect(self, entry: LiveEntry, request: Request, model: ServedModel) -> None:

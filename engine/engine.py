@@ -66,6 +66,10 @@ class Engine:
         """Changes how urgent a live request is; False when it is not live."""
         return self._scheduler.set_priority(request_id, priority)
 
+    def pace(self, tokens_per_second: float | None) -> None:
+        """Keeps steps short for an engine whose caller waits between them; None is without a limit."""
+        self._scheduler.budget.pace(tokens_per_second)
+
     @property
     def has_work(self) -> bool:
         return bool(self._launched) or self._scheduler.has_work

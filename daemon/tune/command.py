@@ -12,10 +12,11 @@ from typing import Any
 
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
+from pagedd.client.request_log import read_log
 from pagedd.client.sync import Client
 from pagedd.daemon.config import DEFAULT_FILE, load_config
 from pagedd.daemon.tune.agreement import real_texts
-from pagedd.daemon.tune.load import read_log, synthetic_load
+from pagedd.daemon.tune.load import synthetic_load
 from pagedd.daemon.tune.settings_file import merge, refuse_unwritable, write_settings
 from pagedd.daemon.tune.trial import Trial, TrialResult, run_trial
 from pagedd.daemon.tune.tuning import Tried, Tuning, is_disturbed

@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from pagedd.daemon.tune.load import Entry
+from pagedd.client.request_log import LoggedRequest
 from pagedd.engine.config import EngineConfig
 
 
@@ -19,7 +19,7 @@ class Trial(msgspec.Struct, kw_only=True):
     """What to try. With `texts`, token ids each, also what the model chooses after their beginnings."""
 
     config: EngineConfig
-    load: list[Entry]
+    load: list[LoggedRequest]
     num_users: int
     seconds: float
     warmup_s: float

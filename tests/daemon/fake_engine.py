@@ -56,6 +56,9 @@ class FakeEngine:
     def set_priority(self, request_id: str, priority: int) -> bool:
         return request_id in self.live
 
+    def pace(self, tokens_per_second: float | None) -> None:
+        pass
+
     def step(self) -> list[SequenceOutput]:
         self.num_steps += 1
         self.preemptions = []

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.tune.load import SYSTEM_TOKENS, Entry, make_users, read_log, synthetic_load
+from pagedd.client.request_log import LoggedRequest, read_log
+from pagedd.daemon.tune.load import SYSTEM_TOKENS, make_users, synthetic_load
 
 
 def test_a_log_may_have_ids_or_lengths(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text('{"prompt_token_ids": [1, 2], "output_tokens": 3}\n\n{"prompt_tokens": 5, "output_tokens": 4}\n')
     assert read_log(log) == [
-        Entry(prompt_token_ids=[1, 2], output_tokens=3),
-        Entry(prompt_tokens=5, output_tokens=4),
+        LoggedRequest(prompt_token_ids=[1, 2], output_tokens=3),
+        LoggedRequest(prompt_tokens=5, output_tokens=4),
     ]
 
 
@@ -42,7 +43,10 @@ def test_chats_share_their_system_prompt_and_nothing_else() -> None:
 
 
 def test_users_take_the_log_in_turn_cut_to_what_can_be_served() -> None:
-    load = [Entry(prompt_token_ids=[7] * 30, output_tokens=50), Entry(prompt_token_ids=[8, 1005], output_tokens=2)]
+    load = [
+        LoggedRequest(prompt_token_ids=[7] * 30, output_tokens=50),
+        LoggedRequest(prompt_token_ids=[8, 1005], output_tokens=2),
+    ]
     one, two = make_users(load, 2, vocab_size=1000, max_request_tokens=20)
     long, short = next(one), next(two)
     assert (len(long.prompt_token_ids), long.num_output_tokens) == (19, 1)
@@ -51,7 +55,7 @@ def test_users_take_the_log_in_turn_cut_to_what_can_be_served() -> None:
 
 
 def test_lengths_beyond_all_bounds_cost_no_more_than_what_can_be_served() -> None:
-    load = [Entry(prompt_tokens=10**15, system_tokens=10**15, output_tokens=10**15)]
+    load = [LoggedRequest(prompt_tokens=10**15, system_tokens=10**15, output_tokens=10**15)]
     [user] = make_users(load, 1, vocab_size=1000, max_request_tokens=20)
     asked = next(user)
     assert (len(asked.prompt_token_ids), asked.num_output_tokens) == (19, 1)
