@@ -161,7 +161,7 @@ def _compare_products(comparison: Comparison, form: str, in_features: int) -> No
     """Long rows are cut over programs. Inputs are such that results are as large as those of short ones."""
     bits, group = WEIGHT_FORMS[form]
     host, generator = torch.device("cpu"), comparison.generator
-    out_features = 96 if in_features == 512 else 520  # so many that a large card's programs take several steps each
+    out_features = 520 if in_features == 14336 else 96  # so many that a large card's programs take several steps each
     x, bias = comparison.draw(200, in_features) * (512 / in_features) ** 0.5, comparison.draw(out_features)
     if group:
         weight = random_nested_weight(out_features, in_features, bits, group, host, generator)
