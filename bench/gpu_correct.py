@@ -105,8 +105,18 @@ class Comparison:
         self.found.append({"what": what, "value": float(f"{value:.4g}"), "unit": unit, "share": None})
 
 
-def compare_all(device: torch.device, dtype: torch.dtype, seed: int, *, is_thorough: bool) -> Iterator[dict[str, Cell]]:
+def compare_all(
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    *,
+    is_thorough: bool,
+    takes_next: Callable[[], bool] = lambda: True,
+) -> Iterator[dict[str, Cell]]:
     """Rows of the table: the largest error of each kernel, or what is beyond what is allowed, and the next case.
+
+    Args:
+        takes_next: asked before each case, whether it is compared here.
 
     Raises:
         RuntimeError: the card answers nothing any more.
@@ -114,6 +124,8 @@ def compare_all(device: torch.device, dtype: torch.dtype, seed: int, *, is_thoro
     comparison = Comparison(device, dtype, torch.Generator().manual_seed(seed), is_thorough)
     with poisoned():
         for what, compare in _cases(is_thorough=is_thorough):
+            if not takes_next():
+                continue
             comparison.found.clear()
             try:
                 compare(comparison)
