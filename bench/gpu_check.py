@@ -260,7 +260,9 @@ def _run_ahead(
         try:
             for process, output in zip(processes, outputs, strict=True):
                 _, errors = process.communicate()
-                report = json.loads(output.read_text()) if output.exists() else {"complete": False, "rows": []}
+                report: dict[str, Any] = {"complete": False, "rows": []}
+                if output.exists():
+                    report = json.loads(output.read_text())
                 for row in report["rows"]:
                     if row["part"] == "correct":
                         keep(row)

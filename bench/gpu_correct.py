@@ -179,7 +179,8 @@ def _compare_products(comparison: Comparison, form: str, in_features: int) -> No
         weight = random_nested_weight(out_features, in_features, bits, group, host, generator)
     else:
         weight = random_weight(out_features, in_features, bits, host, generator)
-    there, bias_there, weight_there = (part.to(comparison.device) for part in (x, bias, weight))
+    there, bias_there = x.to(comparison.device), bias.to(comparison.device)
+    weight_there = weight.to(comparison.device)
     row_counts = (1, 2, 5, 37, 200) if comparison.is_thorough else (2, 37)
     for num_rows in row_counts if in_features == 512 else (1, 37):
         for has_bias in (False, True) if comparison.is_thorough and in_features == 512 else (True,):
