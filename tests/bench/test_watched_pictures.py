@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pagedd.bench.watched_pictures import Moment, Picture, kept_pictures, mean_interval, picture_row, pictures_of
+from pagedd.bench.watched_pictures import (
+    Moment,
+    Picture,
+    kept_pictures,
+    mean_interval,
+    picture_row,
+    pictures_of,
+    undisturbed,
+)
 
 
 def tokens(pauses: dict[float, float], until_s: float) -> list[float]:
@@ -44,6 +52,12 @@ def test_a_picture_at_either_end_of_the_answers_does_not_count() -> None:
     came_s = tokens({}, until_s=1.0)
     assert pictures_of([moment(0.05, 0.0), moment(0.9, 0.0), moment(2.0, 0.0)], came_s) == []
     assert pictures_of([moment(0.5, 0.0), moment(0.6, 0.0)], []) == []
+
+
+def test_pictures_beside_somebody_elses_work_do_not_count() -> None:
+    pictures = [Picture(0.01, step_s, 0.005, 0.0) for step_s in (0.007, 0.008, 0.013, 0.015, 0.09)]
+    assert [picture.step_s for picture in undisturbed(pictures)] == [0.007, 0.008, 0.013]
+    assert undisturbed([]) == []
 
 
 def test_the_share_is_that_of_a_picture_in_two_seconds() -> None:
