@@ -7,6 +7,7 @@ import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
+from pagedd.client.protocol import BlockDetail
 from pagedd.client.stats_frame import Ending, Event
 from pagedd.tui.glyphs import ASCII, UNICODE, Glyphs
 from pagedd.tui.recording import read
@@ -227,6 +228,32 @@ async def test_a_tick_while_the_screen_is_taken_down_does_no_harm() -> None:
         await settled(pilot)
         await app.screen.remove_children()
         app._tick()
+
+
+@pytest.mark.parametrize(("interval_s", "again_s"), [(0.25, 1.0), (2.0, 8.0)])
+async def test_a_daemon_with_few_pictures_is_seldom_asked_about_the_block_under_the_cursor(
+    interval_s: float, again_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.tui.widgets.block_words._REST_S", 0.0)
+    now_s = NOW_S
+    engine = FakeEngine()
+    source = FakeSource([])
+    asked_s: list[float] = []
+    answer = source.block
+
+    async def block(index: int) -> BlockDetail:
+        asked_s.append(now_s - NOW_S)
+        return await answer(index)
+
+    monkeypatch.setattr(source, "block", block)
+    async with make_app(source, clock=lambda: now_s).run_test(size=(120, 38)) as pilot:
+        for second in range(10):
+            now_s = NOW_S + second
+            frame = engine.frame()
+            frame.interval_s = interval_s
+            source.say(frame)
+            await settled(pilot)
+    assert sorted(set(asked_s))[:2] == [0.0, again_s]
 
 
 async def test_moving_onto_a_request_lights_its_blocks() -> None:

@@ -174,7 +174,7 @@ def request_line(sequence: Sequence, width: int, glyphs: Glyphs) -> Line:
         line += [(_lead(column), ""), (aligned, cell_role)]
     room = _room(width)
     if room >= _MIN_WHAT:
-        line += [("  ", ""), (fit(_what(sequence, glyphs), room, glyphs.ellipsis), "dim")]
+        line += [("  ", ""), (fit(first_words(sequence, glyphs), room, glyphs.ellipsis), "dim")]
         return line
     return [*line, (" " * (width - _used(width)), "")]
 
@@ -184,7 +184,7 @@ def about_lines(sequence: Sequence, glyphs: Glyphs) -> list[Line]:
     row = sequence.row
     text, role = _state(sequence, glyphs)
     of_most = f" of at most {row.max_tokens}" if row.max_tokens is not None else ""
-    words = _what(sequence, glyphs)
+    words = first_words(sequence, glyphs)
     lines: list[Line] = [[(words, "")]] if words else []
     return [
         *lines,
@@ -207,7 +207,8 @@ def _used(width: int) -> int:
     return _MARK_WIDTH + sum(len(_lead(column)) + column.width for column in columns_for(width))
 
 
-def _what(sequence: Sequence, glyphs: Glyphs) -> str:
+def first_words(sequence: Sequence, glyphs: Glyphs) -> str:
+    """Of its prompt, in quotes; "" when there are none that the viewer may see."""
     row = sequence.row
     quote = "“”" if glyphs.is_unicode else '""'
     return f"{quote[0]}{printable(row.preview)}{quote[1]}" if row.preview else ""

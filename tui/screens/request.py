@@ -22,7 +22,7 @@ from pagedd.tui.renderables.detail import (
     timeline_lines,
 )
 from pagedd.tui.renderables.footer import Hint
-from pagedd.tui.renderables.requests import name
+from pagedd.tui.renderables.requests import first_words, name
 from pagedd.tui.screens.acting import ACTING_HINTS, ActingView
 from pagedd.tui.screens.polling import Polling
 from pagedd.tui.screens.view import HELP
@@ -94,7 +94,9 @@ class Request(ActingView):
         sequence = self._last
         end = None if live is not None else outcome(state.endings.get(self._key[0]))
         figures, timeline = self.query_one("#figures", Pane), self.query_one("#timeline", Pane)
-        figures.title(f"Request {name(sequence)}" if end is None else f"Request {name(sequence)}, {end[0]}")
+        about = name(sequence) if end is None else f"{name(sequence)}, {end[0]}"
+        # The text below goes on, and its beginning out of sight.
+        figures.title(f"Request {about}  {first_words(sequence, glyphs)}".rstrip())
         lines = figure_lines(sequence, state.pool.block_size, figures.size.width, glyphs, end)
         figures.styles.height = len(lines) + 2
         figures.show(lines)
