@@ -12,7 +12,7 @@ from pagedd.client.stats_frame import Ending, Event
 from pagedd.tui.glyphs import ASCII, UNICODE, Glyphs
 from pagedd.tui.recording import read
 from pagedd.tui.screens.help import Help
-from pagedd.tui.screens.request import Request
+from pagedd.tui.screens.request import Request, wrapped
 from pagedd.tui.state import Link
 from pagedd.tui.themes import GROUNDS, ROLES, choose_theme, make_palettes
 from pagedd.tui.widgets.block_map import BlockMap
@@ -299,6 +299,12 @@ async def test_the_map_follows_cursor_mouse_and_zoom() -> None:
         await pilot.hover(BlockMap, offset=(block_map.grid.label_width + 2, 0))
         await settled(pilot)
         assert block_map.pointed == block_map.grid.cells(block_map._top)[1]
+
+
+def test_text_breaks_at_words_as_long_as_each_character_is_a_cell() -> None:
+    assert wrapped("the sea’s own salt", 10) == ["the sea’s", "own salt"]
+    assert wrapped("海は広いな", 4) == ["海は", "広い", "な"]
+    assert wrapped("one\n\ntwo", 10) == ["one", "", "two"]
 
 
 async def test_enter_opens_the_block_table_with_live_text_and_escape_goes_back() -> None:

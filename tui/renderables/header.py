@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pagedd.client.percent import percent
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, Span, join, printable, spread
+from pagedd.tui.line import Line, Span, join, printable, spread, width_of
 from pagedd.tui.renderables import numbers
 from pagedd.tui.state import STALE_S, State
 
@@ -31,24 +31,35 @@ def header_line(state: State, modes: Modes, now_s: float, width: int, glyphs: Gl
             [(printable(frame.model), "strong")],
             [(printable(frame.device), "")],
             [(f"block {state.pool.block_size}" if state.pool.block_size else "", "dim")],
-            [(_cache(frame), "dim")],
+            _cache(frame),
             [(f"up {numbers.duration(frame.uptime_s)}", "dim")],
         ]
-        parts = [part for part in about if part[0][0]]
+        parts = [part for part in about if part and part[0][0]]
         if frame.state != "ready":
             detail = f" ({printable(frame.detail)})" if frame.detail not in ("", frame.state) else ""
             parts.insert(0, [(f"{printable(frame.state)}{detail}", "warn")])
-        left += [(" ", ""), *join(parts, (glyphs.separator, "faint"))]
+        room = width - width_of(left) - 1 - width_of(right) - 1
+        left += [(" ", ""), *_as_fit(parts, room, (glyphs.separator, "faint"))]
     return spread(left, right, width)
 
 
-def _cache(frame: StatsFrame) -> str:
+def _as_fit(parts: list[list[Span]], room: int, separator: Span) -> list[Span]:
+    """As many parts as fit whole, and of the last one its first piece if that does; of the first what there is."""
+    for num_parts in range(len(parts), 0, -1):
+        for last in (parts[num_parts - 1], parts[num_parts - 1][:1]):
+            line = join([*parts[: num_parts - 1], last], separator)
+            if width_of(line) <= room:
+                return line
+    return parts[0] if parts else []
+
+
+def _cache(frame: StatsFrame) -> list[Span]:
     """Its form, and in how many predictions that agrees with 16 bits where it was measured."""
     if not frame.kv_cache_dtype:
-        return ""
+        return []
     agreement = frame.figures.get("kv_agreement_ratio")
     note = f" ({percent(agreement, decimals=1)}% as 16 bits)" if agreement is not None else ""
-    return f"kv {printable(frame.kv_cache_dtype)}{note}"
+    return [(f"kv {printable(frame.kv_cache_dtype)}", "dim"), (note, "dim")]
 
 
 def _status(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) -> Line:

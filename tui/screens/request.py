@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from textwrap import wrap as wrap_words
 from typing import ClassVar
 
-from rich.cells import chop_cells
+from rich.cells import cell_len, chop_cells
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
@@ -149,5 +149,6 @@ def wrapped(text: str, width: int) -> list[str]:
     lines: list[str] = []
     for paragraph in text.splitlines():
         clean = printable(paragraph)
-        lines += (wrap_words(clean, width) if clean.isascii() else chop_cells(clean, width)) or [""]
+        # What breaks at words counts characters, as far as each is a cell.
+        lines += (wrap_words(clean, width) if cell_len(clean) == len(clean) else chop_cells(clean, width)) or [""]
     return lines
