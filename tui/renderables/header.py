@@ -31,7 +31,7 @@ def header_line(state: State, modes: Modes, now_s: float, width: int, glyphs: Gl
         room = width - width_of(left) - width_of(right) - 1
         separator = glyphs.separator, "faint"
         # With the note on its cache or without it, whichever fills the room better.
-        lines = [join_as_fits(_about(state, frame, cache), separator, room) for cache in _cache(frame)]
+        lines: list[Line] = [join_as_fits(_about(state, frame, cache), separator, room) for cache in _cache(frame)]
         left += max(lines, key=width_of)
     return spread(left, right, width)
 
