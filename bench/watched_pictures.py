@@ -21,13 +21,16 @@ import asyncio
 import bisect
 import itertools
 import json
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import zmq
 
 from pagedd.bench.daemon_process import running_daemon
@@ -46,8 +49,8 @@ UNDISTURBED = ((-0.1, 0.0), (0.2, 0.3))
 # When processor time is read, which takes some itself: outside of all these.
 _READ_BEFORE_S, _READ_AFTER_S = -0.15, 0.15
 _UNTIL_NEXT_S = (0.2, 0.3)
-# Times the shortest step of a run: a longer answer does not make it that long, somebody else's work does.
-_MAX_STEP = 2.0
+# Of a core. A picture beside somebody else's work says nothing.
+_MAX_OTHERS = 0.15
 _RESAMPLES = 10_000
 
 
@@ -63,11 +66,15 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A picture was asked for at `asked_s`. Pagetops have had `spent` processor seconds by the instants of `read_s`."""
+    """A picture was asked for at `asked_s`. Pagetops have had `spent` processor seconds by the instants of `read_s`.
+
+    `others` is what the rest of the machine did meanwhile, in cores.
+    """
 
     asked_s: float
     read_s: tuple[float, float]
     spent: tuple[float, float]
+    others: float
 
 
 async def measure(args: argparse.Namespace) -> list[Picture]:
@@ -79,22 +86,28 @@ async def measure(args: argparse.Namespace) -> list[Picture]:
     async with running_daemon(flags) as daemon:
         directory = daemon.http_socket.parent
         async with AsyncClient(directory, timeout_s=60.0) as client, pagetops(directory, args.pagetops) as pids:
+            ours = [os.getpid(), daemon.pid, *(child.pid for child in psutil.Process(daemon.pid).children())]
 
-            def spent() -> float:
-                return sum(map(cpu_s, pids))
+            def spent() -> tuple[float, float]:
+                watching = sum(map(cpu_s, pids))
+                times = psutil.cpu_times()
+                return watching, watching + sum(map(cpu_s, ours)) + times.idle + times.iowait
 
             bell = Bell(directory)
             end_s = time.monotonic() + args.seconds
             while time.monotonic() < end_s:
                 pictures += await _batch(client, bell, args.sequences, spent, end_s)
             bell.close()
-    return undisturbed(pictures)
+    return pictures
 
 
 async def _batch(
-    client: AsyncClient, bell: "Bell", num_sequences: int, spent: Callable[[], float], end_s: float
+    client: AsyncClient, bell: "Bell", num_sequences: int, spent: Callable[[], tuple[float, float]], end_s: float
 ) -> list[Picture]:
-    """Answers that begin and end together, and pictures while all of them decode."""
+    """Answers that begin and end together, and pictures while all of them decode.
+
+    `spent` says the processor seconds so far of pagetops, and those that are nobody else's.
+    """
     tokens_s: list[float] = []
 
     async def follow() -> None:
@@ -115,7 +128,9 @@ async def _batch(
         asked_s = time.perf_counter()
         bell.ring()
         await asyncio.sleep(_READ_AFTER_S)
-        moments.append(Moment(asked_s, (before_s, time.perf_counter()), (before, spent())))
+        after_s, after = time.perf_counter(), spent()
+        others = psutil.cpu_count() - (after[1] - before[1]) / (after_s - before_s)
+        moments.append(Moment(asked_s, (before_s, after_s), (before[0], after[0]), others))
         await asyncio.wait([answers], timeout=random.uniform(*_UNTIL_NEXT_S))
     answers.cancel()
     await asyncio.gather(answers, return_exceptions=True)
@@ -123,7 +138,7 @@ async def _batch(
 
 
 def pictures_of(moments: Sequence[Moment], tokens_s: Sequence[float]) -> list[Picture]:
-    """What pictures cost that had tokens before, during and after them, and another picture after them.
+    """What pictures cost that had the machine, tokens before, during and after them, and another one after them.
 
     Args:
         tokens_s: when each came, in order.
@@ -131,7 +146,7 @@ def pictures_of(moments: Sequence[Moment], tokens_s: Sequence[float]) -> list[Pi
     pictures = []
     for moment, following in itertools.pairwise(moments):
         first_s, last_s = moment.asked_s + UNDISTURBED[0][0], moment.asked_s + UNDISTURBED[-1][1]
-        if not tokens_s or tokens_s[0] >= first_s or tokens_s[-1] <= last_s:
+        if moment.others > _MAX_OTHERS or not tokens_s or tokens_s[0] >= first_s or tokens_s[-1] <= last_s:
             continue
 
         def tokens(span: tuple[float, float], asked_s: float = moment.asked_s) -> float:
@@ -149,12 +164,6 @@ def _progress(tokens_s: Sequence[float], at_s: float) -> float:
     """Tokens until then; the one under way counts by its share of time."""
     after = bisect.bisect(tokens_s, at_s)
     return after + (at_s - tokens_s[after - 1]) / (tokens_s[after] - tokens_s[after - 1])
-
-
-def undisturbed(pictures: Sequence[Picture]) -> list[Picture]:
-    """Those of a run while the model had the machine to itself."""
-    longest_s = _MAX_STEP * min((picture.step_s for picture in pictures), default=0.0)
-    return [picture for picture in pictures if picture.step_s <= longest_s]
 
 
 class Bell:
@@ -215,6 +224,8 @@ def main() -> None:
         parser.error("--append needs --output FILE, which has the pictures of before")
 
     pictures = [*(kept_pictures(args.output) if args.append else []), *asyncio.run(measure(args))]
+    if not pictures:
+        sys.exit("no picture counts: others kept the machine busy all along; try again when it is quiet")
     rows = [picture_row(pictures)]
     setting = {name: getattr(args, name) for name in ("pagetops", "sequences", "blocks")}
     figures = {"setting": setting, "pictures": rows, "kept": [asdict(picture) for picture in pictures]}

@@ -13,7 +13,6 @@ from pagedd.bench.watched_pictures import (
     mean_interval,
     picture_row,
     pictures_of,
-    undisturbed,
 )
 
 
@@ -28,9 +27,9 @@ def tokens(pauses: dict[float, float], until_s: float) -> list[float]:
     return times
 
 
-def moment(asked_s: float, spent: float) -> Moment:
+def moment(asked_s: float, spent: float, others: float = 0.0) -> Moment:
     """Of a pagetop that takes 5 ms for a picture and nothing else."""
-    return Moment(asked_s, (asked_s - 0.15, asked_s + 0.15), (spent, spent + 0.005))
+    return Moment(asked_s, (asked_s - 0.15, asked_s + 0.15), (spent, spent + 0.005), others)
 
 
 def test_what_did_not_come_after_a_picture_is_its_cost_and_what_did_not_come_later_is_not() -> None:
@@ -55,9 +54,9 @@ def test_a_picture_at_either_end_of_the_answers_does_not_count() -> None:
 
 
 def test_pictures_beside_somebody_elses_work_do_not_count() -> None:
-    pictures = [Picture(0.01, step_s, 0.005, 0.0) for step_s in (0.007, 0.008, 0.013, 0.015, 0.09)]
-    assert [picture.step_s for picture in undisturbed(pictures)] == [0.007, 0.008, 0.013]
-    assert undisturbed([]) == []
+    came_s = tokens({1.01: 0.010, 2.02: 0.014}, until_s=4.0)
+    found = pictures_of([moment(1.0, 0.0, others=0.4), moment(2.0, 0.005, others=0.1), moment(3.0, 0.010)], came_s)
+    assert [picture.lost_s for picture in found] == pytest.approx([0.014], abs=2e-4)
 
 
 def test_the_share_is_that_of_a_picture_in_two_seconds() -> None:

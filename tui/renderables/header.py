@@ -32,7 +32,8 @@ def header_line(state: State, modes: Modes, now_s: float, width: int, glyphs: Gl
         separator = glyphs.separator, "faint"
         # With the note on its cache or without it, whichever fills the room better.
         lines: list[Line] = [join_as_fits(_about(state, frame, cache), separator, room) for cache in _cache(frame)]
-        left += max(lines, key=width_of)
+        fullest: Line = max(lines, key=width_of)
+        left += fullest
     return spread(left, right, width)
 
 
