@@ -11,6 +11,8 @@ STAMP := $(VENV)/installed-$(LOCK_DIGEST)
 TRITON := $(VENV)/triton-$(shell sha256sum requirements-triton.lock | cut -c1-16)
 # matplotlib draws the pictures of `bench-cases`; nothing else needs it.
 PLOTS := $(VENV)/plots-$(shell sha256sum requirements-plots.lock | cut -c1-16)
+# atheris has the fuzzer's native library; tests do the same with hypothesis.
+FUZZ := $(VENV)/fuzz-$(shell sha256sum requirements-fuzz.lock | cut -c1-16)
 MODEL ?= smollm2-135m-instruct
 BENCHES := paging step static_batch
 PEERS :=
@@ -69,6 +71,10 @@ bench-peers: $(STAMP)  ## measure pagedd against the servers in PEERS=DIR, in tu
 soak: kernels  ## half an hour of random clients and faults against a real daemon (ARGS="--seconds 300 --seed 2")
 	@$(VENV)/bin/python -P -m pagedd.bench.soak $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(STAMP) $(FUZZ)  ## a million inputs for whatever reads bytes from outside (ARGS="--runs 10000 --only http_heads")
+	@$(VENV)/bin/python -P -m pagedd.bench.fuzz $(ARGS)
+
 .PHONY: screenshots
 screenshots: $(STAMP)  ## draw the README's pictures of pagetop from its demo into docs/
 	@$(VENV)/bin/python -P scripts/screenshots.py docs
@@ -98,6 +104,10 @@ $(TRITON): $(STAMP)
 
 $(PLOTS): $(STAMP)
 	@$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-plots.lock
+	@touch $@
+
+$(FUZZ): $(STAMP)
+	@$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-fuzz.lock
 	@touch $@
 
 # mypy finds a package by its folder's name, and the package here is called pagedd.

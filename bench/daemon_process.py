@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,10 @@ class RunningDaemon:
 
 
 @contextlib.asynccontextmanager
-async def running_daemon(flags: list[str], *, timeout_s: float = 300.0) -> AsyncIterator[RunningDaemon]:
-    """Runs `pagedd FLAGS` in a runtime directory of its own until the block ends.
+async def running_daemon(
+    flags: list[str], *, timeout_s: float = 300.0, under: Sequence[str] = ()
+) -> AsyncIterator[RunningDaemon]:
+    """Runs `pagedd FLAGS` in a runtime directory of its own until the block ends. `under` is a command that runs it.
 
     Raises `RuntimeError` with the daemon's log when it ends or is not ready in time.
     """
@@ -36,7 +38,7 @@ async def running_daemon(flags: list[str], *, timeout_s: float = 300.0) -> Async
         started = time.perf_counter()
         with log.open("wb") as log_file:
             process = subprocess.Popen(  # noqa: ASYNC220 (returns at once)
-                [sys.executable, "-P", "-m", "pagedd.daemon.cli", "--runtime-dir", directory, *flags],
+                [*under, sys.executable, "-P", "-m", "pagedd.daemon.cli", "--runtime-dir", directory, *flags],
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
             )

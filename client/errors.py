@@ -41,7 +41,8 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "request_not_found": ErrorKind(404, "No live request has that id."),
     "prefix_not_found": ErrorKind(404, "No cached prefix has that digest."),
     "duplicate_request": ErrorKind(409, "A live request of this client has that id already."),
-    "unknown_route": ErrorKind(404, "No such path, or not with this method."),
+    "unknown_route": ErrorKind(404, "No such path."),
+    "method_not_allowed": ErrorKind(405, "That path takes another method."),
     "unauthorized": ErrorKind(401, "The API key is absent or wrong."),
     "forbidden": ErrorKind(403, "This caller may not do that."),
     # The daemon's state

@@ -126,6 +126,12 @@ def make_parser() -> argparse.ArgumentParser:
         "try settings on the model and a load, and print what each is worth (tune --help)",
     )
 
+    replay = command(
+        "replay", commands.run_replay, "send the requests of a log again, as the setting request_log has it"
+    )
+    replay.add_argument("file", metavar="FILE", help="JSON lines")
+    replay.add_argument("--speed", type=float, default=1.0, metavar="X", help="times as fast as they came (default 1)")
+
     usage = command("usage", commands.run_usage, "list who has used how much, and what is left of their quotas")
     usage.add_argument("--json", action="store_true", help="as one JSON object, with costs")
 

@@ -5,17 +5,20 @@ Owns what goes to which stream. What is asked is in `sync.py`, how answers look 
 """
 
 import argparse
+import asyncio
 import importlib.metadata
+import math
 import os
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
 
 from pagedd.client import conversation
-from pagedd.client.aio import LOAD_WAIT_S
+from pagedd.client.aio import LOAD_WAIT_S, AsyncClient
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.options import SamplingOptions
@@ -31,6 +34,8 @@ from pagedd.client.render import (
 )
 from pagedd.client.render_advice import render_advice
 from pagedd.client.render_usage import render_cost, render_usage
+from pagedd.client.replay import Replayed, replay
+from pagedd.client.request_log import read_log
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.client.sync import Client
 
@@ -162,6 +167,20 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
 def exec_tune(flags: list[str], runtime_dir: str | None) -> NoReturn:
     _exec_pagedd(["tune", *flags, *([] if runtime_dir is None else ["--runtime-dir", runtime_dir])])
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.speed < math.inf:
+        raise PageddError("invalid_value", f"speed = {arguments.speed:g}; it must be more than 0", field="speed")
+    entries = read_log(Path(arguments.file))
+
+    async def send() -> Replayed:
+        async with AsyncClient(arguments.runtime_dir) as client:
+            return await replay(client, entries, arguments.speed)
+
+    replayed = asyncio.run(send())
+    _print_lines(replayed.lines())
+    return EXIT_REFUSED if replayed.failures else 0
 
 
 def run_usage(arguments: argparse.Namespace) -> int:

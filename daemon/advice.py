@@ -20,6 +20,9 @@ SCARCE_KV_USAGE = 0.5
 IDLE_KV_BAR = 0.8
 # Of the time, that requests must have waited for it to be more than a burst.
 WAITING_BAR = 0.5
+# On a CPU a step of 8 sequences takes 1.4 times as long as of one, one of 32 then 2.8 times as long as of 8
+# (bench/results/step-2-cores.json): beyond this, each sequence costs what it brings.
+CPU_FULL_SEATS = 16
 # Far from 1, because a seat is empty from the step that ends a sequence to the end of the next step.
 FULL_SEATS = 0.6
 REPEATED_BAR = 0.25
@@ -50,6 +53,7 @@ class Window:
     max_num_batched_tokens: int
     kv_cache_dtype: str
     caches_prefixes: bool
+    is_cpu: bool = False
     busy_s: float = 0.0
     kv_usage: float = 0.0
     fragmentation: float | None = None
@@ -112,7 +116,10 @@ def idle_blocks(window: Window) -> Advice | None:
         f"requests waited {percent(window.waiting_ratio)} % of the time with {percent(usage)} % of blocks "
         f"and {percent(window.occupancy_waiting)} % of {window.max_num_seqs} seats in use"
     )
-    if window.occupancy_waiting >= FULL_SEATS:
+    if window.occupancy_waiting >= FULL_SEATS and window.is_cpu and window.max_num_seqs >= CPU_FULL_SEATS:
+        change = "no setting: the cores are busy; smaller weights, fewer requests ([quota], docs/quotas.md), or a GPU"
+        gain = "more seats would only make each answer slower"
+    elif window.occupancy_waiting >= FULL_SEATS:
         factor = min(IDLE_KV_BAR / max(usage, 0.01), 4.0)
         seats = max(window.max_num_seqs + 1, int(window.max_num_seqs * factor))
         change = f"--max-num-seqs {seats}"

@@ -158,6 +158,16 @@ class DaemonConfig:
     idle_sleep_seconds: float | None = setting(
         None, "Without a request for so long, the engine sleeps: all its memory is free.", above=0, none="off"
     )
+    max_tokens_per_second: float | None = setting(
+        None, "Most tokens to compute a second, prompts and outputs together.", above=0, none="off"
+    )
+    max_tokens_per_second_on_battery: float | None = setting(
+        None, "The same while the machine runs on its battery.", above=0, none="off"
+    )
+    max_tokens_per_second_when_hot: float | None = setting(
+        None, "The same from hot_celsius on, until it is 5 degrees cooler.", above=0, none="off"
+    )
+    hot_celsius: float = setting(90.0, "Of the machine's hottest thermal zone.", minimum=20, maximum=150)
     yield_to: tuple[str, ...] = setting(
         (), "Programs that get the device to themselves: while one of that name runs, the engine sleeps.", none="nobody"
     )
@@ -166,6 +176,13 @@ class DaemonConfig:
         "With less free memory on the engine's GPU, others need it: the engine sleeps until it fits again beside that.",
         minimum=0,
         none="off",
+    )
+    request_log: Path | None = setting(  # noqa: RUF009 (as above)
+        None, "File for a line a request, its lengths and when it came: for pagectl replay and tune.", none="off"
+    )
+    request_log_prompts: bool = setting(False, "Also the prompts in the request log, as token ids.")
+    otel_endpoint: str | None = setting(
+        None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace a request; no texts.", none="off"
     )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
     log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)

@@ -55,9 +55,13 @@ class DeviceUse:
         self._served_model = served_model
         self._serve = serve
         self._is_swapping = False
-        self._yields_because: str | None = None
+        self._claims: dict[str, str] = {}  # who needs the device, and why
         self._wakes_afterwards = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _yields_because(self) -> str | None:
+        return ", ".join(self._claims.values()) or None
 
     @property
     def state(self) -> str:
@@ -86,14 +90,17 @@ class DeviceUse:
 
         The next request starts it again, and waits for it. Raises `PageddError` when there is no engine that could end.
         """
+        await self._give_up(None)
+
+    async def _give_up(self, within_s: float | None) -> None:
         if self._is_swapping:
             raise PageddError("engine_loading", "a model is being loaded; try again when it serves")
         if not self._host.is_sleeping:
             self._host.begin_sleep()
-            await self._whole(self._sleep())
+            await self._whole(self._sleep(within_s))
 
-    async def _sleep(self) -> None:
-        await self._running_ended()
+    async def _sleep(self, within_s: float | None) -> None:
+        await self._running_ended(within_s)
         await self._host.sleep()
 
     def wake(self) -> None:
@@ -101,29 +108,34 @@ class DeviceUse:
         self.check_not_yielded()
         self._host.wake()
 
-    async def yield_device(self, claim: str | None) -> None:
-        """Others need the device, as `claim` says: the engine sleeps, and no request wakes it, until this hears None.
+    async def yield_device(self, claimant: str, reason: str | None, within_s: float | None = None) -> None:
+        """`claimant` needs the device, or with None does no more: the engine sleeps, and no request wakes it, while
+        anybody does.
 
         An engine that loads just now is left to it; say it again. Raises nothing.
+
+        Args:
+            reason: why, in words; never what a caller wrote.
+            within_s: most seconds for requests to end, where that is less than `drain_seconds`.
         """
-        if claim is None:
-            if self._yields_because is not None:
-                self._yields_because = None
+        if reason is None:
+            if self._claims.pop(claimant, None) is not None and not self._claims:
                 self._events.add("engine", "the device is taken back")
                 if self._wakes_afterwards:
                     self._host.wake()
             return
         is_ready = self._host.state is EngineState.READY and not self._host.is_sleeping
-        if self._yields_because is None and (is_ready or self._host.state is EngineState.ASLEEP):
-            log.info("the device is left to others: %s", claim)
-            self._events.add("engine", f"the device is left to others: {claim}")
+        if not self._claims and not (is_ready or self._host.state is EngineState.ASLEEP):
+            return
+        if not self._claims:
             self._wakes_afterwards = is_ready
-            self._yields_because = claim
-        if self._yields_because is not None:
-            self._yields_because = claim
-            if is_ready:
-                with suppress(PageddError):
-                    await self.sleep()
+        if claimant not in self._claims:
+            log.info("the device is left to others: %s", reason)
+            self._events.add("engine", f"the device is left to others: {reason}")
+        self._claims[claimant] = reason
+        if is_ready:
+            with suppress(PageddError):
+                await self._give_up(within_s)
 
     def check_not_yielded(self) -> None:
         """Raises `PageddError("device_yielded")` while others have the device."""
@@ -176,10 +188,11 @@ class DeviceUse:
         finally:
             self._is_swapping = False
 
-    async def _running_ended(self) -> None:
-        """Returns when the engine has no request any more, or `drain_seconds` are over."""
+    async def _running_ended(self, within_s: float | None = None) -> None:
+        """Returns when the engine has no request any more, or `drain_seconds` or fewer are over."""
+        limit_s = self._config.drain_seconds
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_seconds):
+            async with asyncio.timeout(limit_s if within_s is None else min(limit_s, within_s)):
                 while self._live.running():
                     await self._live.wait_ended()
 

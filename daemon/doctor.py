@@ -102,6 +102,7 @@ class Doctor:
             max_num_batched_tokens=info.max_num_batched_tokens,
             kv_cache_dtype=info.kv_cache_dtype,
             caches_prefixes=self._caches_prefixes,
+            is_cpu=info.device == "cpu",
             agreement=info.kv_quality.agreement if info.kv_quality is not None else None,
             busy_s=float(len(samples)),
             kv_usage=_mean([sample.stats.kv_usage for sample in samples]),

@@ -39,6 +39,7 @@ from pagedd.daemon.engine_link import (
     Question,
     Ready,
     Refused,
+    SetPace,
     SetPriority,
     Snapshot,
     StepDone,
@@ -92,6 +93,7 @@ class EngineHost:
         self._supervisor: asyncio.Task[None] | None = None
         self._questions: deque[asyncio.Future[Answer]] = deque()
         self._config: EngineConfig | None = None
+        self._tokens_per_second: float | None = None
         self._config_before: EngineConfig | None = None  # while another is tried
         self._swap_failure: PageddError | None = None
         self._stopping = asyncio.Event()
@@ -131,6 +133,12 @@ class EngineHost:
     def set_priority(self, request_id: str, priority: int) -> None:
         """Moves a live request in the queue. Raises like `submit`."""
         self._send(SetPriority(request_id=request_id, priority=priority))
+
+    def set_pace(self, tokens_per_second: float | None) -> None:
+        """What this engine and every one after it may compute, prompt and output together; None is without a limit."""
+        self._tokens_per_second = tokens_per_second
+        if self.state in (EngineState.READY, EngineState.STALLED) and self._child is not None:
+            self._child.send(SetPace(tokens_per_second=tokens_per_second))
 
     async def snapshot(self) -> EngineSnapshot:
         """Every block and sequence between two steps. Raises like `submit`, also when the engine dies meanwhile."""
@@ -371,6 +379,8 @@ class EngineHost:
                     self._config = replace(self._config, kv_quality=info.kv_quality)
                 self._is_sleeping = False
                 self._enter(EngineState.READY, "", 1.0)
+                if self._tokens_per_second is not None:
+                    self.set_pace(self._tokens_per_second)
 
     def _begin_loading(self) -> None:
         """When both are there, the engine process and the order to load."""

@@ -42,6 +42,12 @@ class SetPriority(msgspec.Struct, tag="set_priority"):
     priority: int
 
 
+class SetPace(msgspec.Struct, tag="set_pace"):
+    """Compute no more tokens a second from now on, prompt and output together; None is as many as it can."""
+
+    tokens_per_second: float | None
+
+
 class GetSnapshot(msgspec.Struct, tag="get_snapshot"):
     pass
 
@@ -63,7 +69,7 @@ class Exit(msgspec.Struct, tag="exit"):
 
 
 Question = GetSnapshot | GetBlock | GetPrefixes | EvictPrefix
-ToEngine = Start | Add | Abort | SetPriority | Question | Exit
+ToEngine = Start | Add | Abort | SetPriority | SetPace | Question | Exit
 
 
 class Hello(msgspec.Struct, tag="hello"):

@@ -43,6 +43,7 @@ from pagedd.daemon.engine_link import (
     Question,
     Ready,
     Refused,
+    SetPace,
     SetPriority,
     Snapshot,
     Start,
@@ -51,6 +52,7 @@ from pagedd.daemon.engine_link import (
     decode_to_engine,
     encode,
 )
+from pagedd.daemon.pace import Pace
 from pagedd.daemon.parent import die_with_parent
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
@@ -78,6 +80,7 @@ class EngineLike(Protocol):
     def add(self, request: Request) -> None: ...
     def abort(self, request_id: str, choice_index: int | None = None) -> bool: ...
     def set_priority(self, request_id: str, priority: int) -> bool: ...
+    def pace(self, tokens_per_second: float | None) -> None: ...
     def step(self) -> list[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
     @property
@@ -141,45 +144,56 @@ class Link:
         self._context.destroy(linger=_FAREWELL_MS)
 
 
-def serve(link: Link, engine: EngineLike) -> None:
+def serve(link: Link, engine: EngineLike, pace: Pace | None = None) -> None:
     """Steps the engine while it has work, and sleeps on the socket while it has none. Returns when told to exit."""
-    while obey(link, engine):
+    pace = pace or Pace()
+    while obey(link, engine, pace):
         if engine.has_work:
+            pace.begin_step()
             outputs = engine.step()
-            link.send(StepDone(outputs=outputs, stats=engine.stats(), preemptions=engine.preemptions))
+            stats = engine.stats()
+            pace.end_step(stats.num_scheduled_tokens)
+            link.send(StepDone(outputs=outputs, stats=stats, preemptions=engine.preemptions))
             engine.after_step()
         if not engine.has_work and engine.check_when_idle():
             link.send(StepDone(outputs=[], stats=engine.stats()))
 
 
-def obey(link: Link, engine: EngineLike) -> bool:
+def obey(link: Link, engine: EngineLike, pace: Pace) -> bool:
     """Carries out every command that has arrived, so that an abort counts before the next step.
 
-    Waits for one when there is no work, until there is some that is for idle times. False: told to exit.
+    Waits for one when there is no work, until there is some that is for idle times, and while `pace` has the next step
+    wait. False: told to exit.
     """
-    message = link.receive(timeout_ms=0 if engine.has_work else _patience_ms(engine))
-    while message is None and not engine.has_work and engine.idle_work_due_s != 0:
-        link.send(Idle())
-        message = link.receive(timeout_ms=_patience_ms(engine))
-    changed = False
-    while message is not None:
-        if isinstance(message, Exit):
+    has_heard = changed = False
+
+    def waits() -> bool:
+        return pace.wait_s > 0 if engine.has_work else not has_heard and engine.idle_work_due_s != 0
+
+    while True:
+        message = link.receive(timeout_ms=_patience_ms(engine, pace) if waits() else 0)
+        if message is None:
+            if not waits():
+                break
+            link.send(Idle())
+        elif isinstance(message, Exit):
             return False
-        changed |= _carry_out(message, link, engine)
-        message = link.receive(timeout_ms=0)
+        else:
+            has_heard = True
+            changed |= _carry_out(message, link, engine, pace)
     if changed and not engine.has_work:
         # No step will tell the front that an abort gave blocks back.
         link.send(StepDone(outputs=[], stats=engine.stats()))
     return True
 
 
-def _patience_ms(engine: EngineLike) -> int:
-    """Until an idle engine has to do something by itself."""
-    due_s = engine.idle_work_due_s
+def _patience_ms(engine: EngineLike, pace: Pace) -> int:
+    """Until the engine has to do something by itself."""
+    due_s = pace.wait_s if engine.has_work else engine.idle_work_due_s
     return math.ceil(1000 * (IDLE_INTERVAL_S if due_s is None else min(IDLE_INTERVAL_S, due_s)))
 
 
-def _carry_out(message: ToEngine, link: Link, engine: EngineLike) -> bool:
+def _carry_out(message: ToEngine, link: Link, engine: EngineLike, pace: Pace) -> bool:
     """True when the engine's figures may have changed."""
     match message:
         case Add(request=request):
@@ -191,6 +205,9 @@ def _carry_out(message: ToEngine, link: Link, engine: EngineLike) -> bool:
             engine.abort(request_id, choice_index)
         case SetPriority(request_id=request_id, priority=priority):
             engine.set_priority(request_id, priority)
+        case SetPace(tokens_per_second=tokens_per_second):
+            pace.tokens_per_second = tokens_per_second
+            engine.pace(tokens_per_second)
         case GetSnapshot() | GetBlock() | GetPrefixes() | EvictPrefix():
             link.send(_answer(message, engine))
             return isinstance(message, EvictPrefix)

@@ -1,7 +1,8 @@
 """HTTP/1.1 over the Unix socket and, when configured with keys, over loopback TCP: OpenAI's API, health and metrics.
 
-Owns routes, who may call, and errors as HTTP. Generation is `http_generate.py`'s; the JSON is `openai_schema.py`'s and
-`openai_responses.py`'s. There is no CORS header on purpose: a page in a browser has no business here.
+Owns who may call, what each of `http_routes.py` does, and errors as HTTP. Generation is `http_generate.py`'s; the JSON
+is `openai_schema.py`'s and `openai_responses.py`'s. There is no CORS header on purpose: a page in a browser has no
+business here.
 """
 
 import asyncio
@@ -9,7 +10,6 @@ import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,20 @@ from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
 from pagedd.daemon.http_generate import generate
+from pagedd.daemon.http_routes import ROUTES
 from pagedd.daemon.ignored_fields import IgnoredFields
 from pagedd.daemon.metrics import CONTENT_TYPE
-from pagedd.daemon.openai_responses import encode, error_body
+from pagedd.daemon.openai_responses import (
+    DetokenizeAnswer,
+    HealthAnswer,
+    LoadAnswer,
+    ModelCard,
+    ModelList,
+    StatusAnswer,
+    TokenizeAnswer,
+    encode,
+    error_body,
+)
 from pagedd.daemon.openai_schema import (
     ChatBody,
     CommonBody,
@@ -40,8 +51,10 @@ from pagedd.daemon.openai_schema import (
     load_request,
     tokenize_request,
 )
+from pagedd.daemon.openapi import openapi_document
 from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
 from pagedd.daemon.service import Service
+from pagedd.daemon.turnstile import Turnstile
 
 log = logging.getLogger(__name__)
 
@@ -51,37 +64,14 @@ Door = Callable[[web.Request], Caller]  # who calls; raises `PageddError` for on
 _CALLER = web.RequestKey("caller", Caller)
 _MAX_HEADER_BYTES = 8192
 _BACKLOG = 512
+# About as many milliseconds: what a refusal costs.
+_MAX_STARTS_A_TURN = 8
 _BODY_TIMEOUT_S = 60.0
 # After `Service.close` every answer is complete; what a client has not read by then is cut.
 _SHUTDOWN_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """`handler` is the method of `_Handlers` that answers."""
-
-    method: str
-    path: str
-    handler: str
-    meaning: str
-
-
-ROUTES = (
-    Route("POST", "/v1/completions", "completions", "Continue one or several prompts; whole or streamed."),
-    Route("POST", "/v1/chat/completions", "chat_completions", "Answer a conversation; whole or streamed."),
-    Route("GET", "/v1/models", "models", "The served model, in a list; the list is empty while it is fetched."),
-    Route("GET", "/v1/models/{name:.+}", "model", "The served model by its name, or by `default`."),
-    Route("POST", "/tokenize", "tokenize", "Token ids of a `prompt`, or of `messages` through the chat template."),
-    Route("POST", "/detokenize", "detokenize", "Text of `tokens`, control tokens spelled out."),
-    Route("GET", "/health", "health", "200 as long as the daemon lives, with the engine's state; needs no key."),
-    Route("GET", "/ready", "ready", "200 when a request would be taken, else 503 with the reason; needs no key."),
-    Route("GET", "/metrics", "metrics", "Figures for Prometheus."),
-    Route("POST", "/sleep", "sleep", "Administrators: end the engine process, when its requests have ended."),
-    Route("POST", "/load", "load", "Administrators: serve the `model` of the body in place of the one that is served."),
-    Route("POST", "/wake_up", "wake_up", "Administrators: start the engine process again, as the next request would."),
-)
-# They tell nothing about anyone's requests, and monitors have no keys.
-_OPEN_PATHS = frozenset({"/health", "/ready"})
+_OPEN_PATHS = frozenset(route.path for route in ROUTES if route.is_open)
 
 
 class HttpApi:
@@ -98,6 +88,7 @@ class HttpApi:
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
         self._connections = ConnectionCount(max_connections())
+        self._turnstile = Turnstile(_MAX_STARTS_A_TURN)
 
     async def start(self) -> None:
         """Binds and serves.
@@ -139,7 +130,7 @@ class HttpApi:
 
     async def _serve(self, door: Door, listener: socket.socket) -> None:
         runner = web.AppRunner(
-            _application(self._service, door),
+            _application(self._service, door, self._turnstile),
             handler_cancellation=True,
             handle_signals=False,
             shutdown_timeout=_SHUTDOWN_S,
@@ -185,20 +176,22 @@ class HttpApi:
         raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
 
 
-def _application(service: Service, door: Door) -> web.Application:
+def _application(service: Service, door: Door, turnstile: Turnstile) -> web.Application:
     handlers = _Handlers(service)
-    application = web.Application(middlewares=[_gate(service, door)], client_max_size=MAX_MESSAGE_BYTES)
+    application = web.Application(middlewares=[_gate(service, door, turnstile)], client_max_size=MAX_MESSAGE_BYTES)
     for route in ROUTES:
         application.router.add_route(route.method, route.path, getattr(handlers, route.handler))
     return application
 
 
-def _gate(service: Service, door: Door) -> Any:
+def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
     """Who calls, and every refusal or fault as OpenAI's error object with its status."""
 
     @web.middleware
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            if request.path not in _OPEN_PATHS:
+                await turnstile.enter()
             request[_CALLER] = door(request)
             return await handler(request)
         except PageddError as error:
@@ -206,10 +199,14 @@ def _gate(service: Service, door: Door) -> Any:
         except web.HTTPRequestEntityTooLarge:
             return _error(service, PageddError("message_too_large", f"the body has over {MAX_MESSAGE_BYTES} bytes"))
         except web.HTTPMethodNotAllowed as refusal:
-            methods = " or ".join(sorted(refusal.allowed_methods))
-            return _error(service, _unknown_route(request, f"that path takes {methods}"))
+            methods = sorted(refusal.allowed_methods)
+            said = f"{request.method[:32]} {request.path[:256]}: that path takes {' or '.join(methods)}"
+            response = _error(service, PageddError("method_not_allowed", said))
+            response.headers["Allow"] = ", ".join(methods)
+            return response
         except web.HTTPNotFound:
-            return _error(service, _unknown_route(request, "there is no such path; docs/api.md lists them"))
+            said = f"{request.method[:32]} {request.path[:256]}: there is no such path; docs/api.md lists them"
+            return _error(service, PageddError("unknown_route", said))
         except ConnectionError:
             raise  # the client is gone; there is nobody to answer
         except web.HTTPException:
@@ -219,10 +216,6 @@ def _gate(service: Service, door: Door) -> Any:
             return _error(service, PageddError("internal", "the log has the trace"))
 
     return gate
-
-
-def _unknown_route(request: web.Request, why: str) -> PageddError:
-    return PageddError("unknown_route", f"{request.method} {request.path[:256]}: {why}")
 
 
 def _error(service: Service, error: PageddError) -> web.Response:
@@ -254,54 +247,57 @@ class _Handlers:
         return await self._generate(request, chat_request, "chat", ChatBody)
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._card()] if self._service.model is not None else []})
+        return _json(ModelList("list", [self._card()] if self._service.model is not None else []))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         card = self._card()
-        if name not in (card["id"], "default"):
-            raise PageddError("model_not_found", f"model {name[:256]!r} is not served; ask for {card['id']!r}")
+        if name not in (card.id, "default"):
+            raise PageddError("model_not_found", f"model {name[:256]!r} is not served; ask for {card.id!r}")
         return _json(card)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await _body(request)
         token_ids = await self._service.tokenize(tokenize_request(body))
         self._ignored.note(body, TokenizeBody.__struct_fields__)
-        return _json({"tokens": token_ids, "count": len(token_ids), "max_model_len": self._max_model_len()})
+        return _json(TokenizeAnswer(token_ids, len(token_ids), self._max_model_len()))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await _body(request)
         text = self._service.detokenize(detokenize_request(body))
         self._ignored.note(body, DetokenizeBody.__struct_fields__)
-        return _json({"prompt": text})
+        return _json(DetokenizeAnswer(text))
 
     async def health(self, request: web.Request) -> web.Response:
         """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
-        return _json({"status": "live", "state": self._service.state, "detail": self._service.describe()})
+        return _json(HealthAnswer("live", self._service.state, self._service.describe()))
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 when a request sent now would be taken."""
         self._service.check_open()
-        return _json({"status": "ready"})
+        return _json(StatusAnswer("ready"))
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
+    async def openapi(self, request: web.Request) -> web.Response:
+        return _json(openapi_document())
+
     async def sleep(self, request: web.Request) -> web.Response:
         _check_admin(request)
         await self._service.device.sleep()
-        return _json({"status": "sleeping"})
+        return _json(StatusAnswer("sleeping"))
 
     async def load(self, request: web.Request) -> web.Response:
         _check_admin(request)
         body = load_request(await _body(request))
         await self._service.device.load_model(body.model, body.served_name, request[_CALLER])
-        return _json({"status": "serving", "model": self._service.served_model().name})
+        return _json(LoadAnswer("serving", self._service.served_model().name))
 
     async def wake_up(self, request: web.Request) -> web.Response:
         _check_admin(request)
         self._service.device.wake()
-        return _json({"status": "waking"})
+        return _json(StatusAnswer("waking"))
 
     async def _generate(
         self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str, schema: type[CommonBody]
@@ -315,18 +311,18 @@ class _Handlers:
         self._ignored.note(body, schema.__struct_fields__)
         return await generate(self._service, request, request[_CALLER], asked, kind)
 
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self._service.served_model().name,
-            "object": "model",
-            "created": self._service.started_unix_s,
-            "owned_by": "pagedd",
-            "max_model_len": self._max_model_len(),
-        }
+    def _card(self) -> ModelCard:
+        return ModelCard(
+            id=self._service.served_model().name,
+            object="model",
+            created=self._service.started_unix_s,
+            owned_by="pagedd",
+            max_model_len=self._max_model_len(),
+        )
 
     def _max_model_len(self) -> int:
         info = self._service.host.info
-        return info.max_model_len if info is not None else self._service.served_model().prepared.context_length
+        return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
 
 
 def _check_admin(request: web.Request) -> None:

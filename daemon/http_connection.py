@@ -69,6 +69,14 @@ class HttpConnection(web.RequestHandler):
         self._count.now -= 1
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except Exception as error:
+            # The parser refuses what is no HTTP; this is where it breaks, as at the host of http://[:@/.
+            log.info("bytes that aiohttp cannot parse (%r); their connection is closed", error)
+            self.force_close()
+
     def handle_error(
         self,
         request: web.BaseRequest,

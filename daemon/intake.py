@@ -108,6 +108,8 @@ class Intake:
             if is_held:
                 await self._awake()
                 entries = [entry for entry in entries if not entry.request.has_ended]
+                if not entries:
+                    return  # everybody left while it slept
                 model = self._served_model()  # it may have been loaded meanwhile, in place of the one at the door
                 for entry in entries:
                     admission.check_message(entry.message, model.name)
@@ -138,6 +140,8 @@ class Intake:
             self.refuse([entry], PageddError("engine_loading", "another model was loaded meanwhile; send it again"))
             return
         entry.request.open_texts(model.tokenizer)
+        if self._config.request_log is not None and self._config.request_log_prompts:
+            entry.prompt_token_ids = request.prompt_token_ids
         self._requests.apply(entry, Admitted(request))
 
     async def _admit_suspect(self, entry: LiveEntry, request: Request, model: ServedModel) -> None:

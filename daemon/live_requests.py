@@ -36,6 +36,7 @@ class LiveEntry:
 
     Attributes:
         digest: once it is admitted, what stands for it in crash reports and, with its caller, in `poison.py`.
+        prompt_token_ids: once it is admitted, where the request log wants them.
         failure: the code of its `Failed`, once it has heard one.
     """
 
@@ -46,6 +47,7 @@ class LiveEntry:
     times: RequestTimes
     meter: Meter
     digest: bytes = b""
+    prompt_token_ids: list[int] | None = None
     failure: str | None = None
 
     @property
@@ -62,8 +64,15 @@ class LiveRequests:
     """
 
     def __init__(
-        self, host: Host, metrics: Metrics, metering: Metering, events: EventLog, suspects: poison.Suspects
+        self,
+        host: Host,
+        metrics: Metrics,
+        metering: Metering,
+        events: EventLog,
+        suspects: poison.Suspects,
+        on_ended: Callable[[LiveEntry], None],
     ) -> None:
+        """`on_ended` hears of each that is over; it must not wait."""
         self.endings: deque[Ending] = deque(maxlen=_ENDINGS_KEPT)
         self.idle_since_s = time.monotonic()
         self._host = host
@@ -71,6 +80,7 @@ class LiveRequests:
         self._metering = metering
         self._events = events
         self._suspects = suspects
+        self._on_ended = on_ended
         self._entries: dict[str, LiveEntry] = {}
         self._one_ended = asyncio.Event()
 
@@ -156,3 +166,7 @@ class LiveRequests:
             self._metrics.finished(
                 entry.times, request.outcome, request.num_prompt_tokens, request.num_output_tokens, time.monotonic()
             )
+        try:
+            self._on_ended(entry)
+        except Exception:
+            log.exception("fault while the end of request %s was told", request.request_id)

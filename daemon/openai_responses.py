@@ -5,7 +5,7 @@ Owns the JSON that leaves. Knows nothing of connections; `http_generate.py` writ
 
 import codecs
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -90,15 +90,60 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: str | None
 
 
-class Answer(msgspec.Struct):
+AnyChoice = TypeVar("AnyChoice", CompletionChoice, ChatChoice, ChatChunkChoice)
+
+
+class Answer(msgspec.Struct, Generic[AnyChoice]):
     """A whole body or a stream chunk. `usage` is absent, null in the chunks before the last, or the usage."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: list[Any]
+    choices: list[AnyChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    object: str
+    data: list[ModelCard]
+
+
+class TokenizeAnswer(msgspec.Struct):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    prompt: str
+
+
+class HealthAnswer(msgspec.Struct):
+    """`state` is the engine's, or `stopping`; `detail` says it in words."""
+
+    status: str
+    state: str
+    detail: str
+
+
+class StatusAnswer(msgspec.Struct):
+    status: str
+
+
+class LoadAnswer(msgspec.Struct):
+    """`model` is the name of the one that is served now."""
+
+    status: str
+    model: str
 
 
 class ErrorDetail(msgspec.Struct):

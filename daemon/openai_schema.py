@@ -8,7 +8,7 @@ and known ones that ask for what pagedd does not do are refused by name. Ranges 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -43,7 +43,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    # Known, and refused unless they ask for nothing: see `_NEUTRAL`.
+    # Known, and refused unless they ask for nothing: see `NEUTRAL_VALUES`.
     use_beam_search: Any = None
     prompt_logprobs: Any = None
     logits_processors: Any = None
@@ -55,10 +55,18 @@ class CommonBody(msgspec.Struct, kw_only=True):
     response_format: Any = None
 
 
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+# What `_prompts` takes, for those who read the API's document.
+_PROMPT_SCHEMA = {
+    "anyOf": [_TEXT, _TOKEN_IDS, *({"type": "array", "items": kind, "minItems": 1} for kind in (_TEXT, _TOKEN_IDS))]
+}
+
+
 class CompletionBody(CommonBody, kw_only=True):
     """`POST /v1/completions`. `prompt` is a text, a list of texts, a list of ids or a list of lists of ids."""
 
-    prompt: str | list[Any]
+    prompt: Annotated[str | list[Any], msgspec.Meta(extra_json_schema=_PROMPT_SCHEMA)]
     logprobs: int | None = None
     parse_special: bool | None = None
     best_of: int | None = None
@@ -119,7 +127,7 @@ class LoadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 # Values of a known but unsupported field that ask for nothing, besides `null`.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "prompt_logprobs": (),
     "logits_processors": ([],),
@@ -142,7 +150,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "tool_calls": ([],),
 }
-UNSUPPORTED_FIELDS = tuple(_NEUTRAL)
+UNSUPPORTED_FIELDS = tuple(NEUTRAL_VALUES)
 
 _SAMPLING_FIELDS = tuple(name for name in Sampling.__struct_fields__ if name not in ("stop", "logprobs"))
 
@@ -267,8 +275,13 @@ def _decode(decoder: "msgspec.json.Decoder[_Body]", raw: bytes) -> _Body:
 def _check_unsupported(body: msgspec.Struct) -> None:
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+        if name in NEUTRAL_VALUES and value is not None and not _asks_for_nothing(value, NEUTRAL_VALUES[name]):
             raise PageddError("unsupported_field", f"{name} is not supported; leave it out", field=name)
+
+
+def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # By type as well: to Python, 0 is False.
+    return any(type(value) is type(known) and value == known for known in neutral)
 
 
 def _include_usage(body: CommonBody) -> bool:

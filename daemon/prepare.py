@@ -190,7 +190,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unsupported(folder, f"{name} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise _unsupported(folder, f"{name} holds no JSON object")

@@ -125,6 +125,10 @@ class LiveRequest:
         """What each choice has produced so far, but for what a stop string may still claim."""
         return ["".join(choice.texts) for choice in self._choices]
 
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that have ended."""
+        return [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
+
     def open_texts(self, tokenizer: TextTokenizer) -> None:
         """Gives every choice its detokenizer. Called once, before `Admitted`."""
         self._choices = [

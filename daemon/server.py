@@ -30,11 +30,13 @@ from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_host import EngineHost
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
-from pagedd.daemon.gpus import load_nvml
+from pagedd.daemon.gpus import cuda_index, load_nvml
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.http_connection import raise_descriptor_limit
+from pagedd.daemon.logind import Logind
 from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_loading import Candidate, find_model
+from pagedd.daemon.power import Power, Speed
 from pagedd.daemon.reload import Reloader
 from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.daemon.rivals import Rivals
@@ -52,6 +54,8 @@ _TELL_INTERVAL_S = 10.0
 _METER_INTERVAL_S = 1.0
 # How often to look who else wants the device.
 _RIVALS_INTERVAL_S = 2.0
+# How often to look at battery and heat.
+_POWER_INTERVAL_S = 5.0
 # Beyond the drain: closing sockets, and an engine in the middle of a long step.
 _CLOSE_S = 10
 
@@ -143,6 +147,8 @@ class Daemon:
         meter = asyncio.create_task(self._meter())
         sleeper = asyncio.create_task(self._sleep_when_idle())
         yielder = asyncio.create_task(self._yield_to_rivals())
+        pacer = asyncio.create_task(self._keep_pace())
+        logind = asyncio.create_task(Logind(self._suspend, self._resume).watch())
         try:
             await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
             # While the engine process imports its libraries.
@@ -159,6 +165,8 @@ class Daemon:
             meter.cancel()
             sleeper.cancel()
             yielder.cancel()
+            logind.cancel()
+            pacer.cancel()
 
     async def _find_model(self, name: str, served_name: str | None) -> Candidate:
         """Another model, while one is served."""
@@ -200,8 +208,32 @@ class Daemon:
         rivals = Rivals(self._config, load_nvml())
         while rivals.are_awaited:
             # In a thread, because drivers and a look at all processes take their time.
-            await self._service.device.yield_device(await asyncio.to_thread(rivals.claim, self._host.info))
+            claim = await asyncio.to_thread(rivals.claim, self._host.info)
+            await self._service.device.yield_device("rivals", claim)
             await asyncio.sleep(_RIVALS_INTERVAL_S)
+
+    async def _keep_pace(self) -> None:
+        power, before = Power(self._config), Speed(None)
+        while power.is_limited:
+            speed = await asyncio.to_thread(power.speed)
+            if speed != before:
+                before = speed
+                self._host.set_pace(speed.tokens_per_second)
+                limit = speed.tokens_per_second
+                words = "as fast as it goes" if limit is None else f"{limit:g} tokens/s at most, {speed.reason}"
+                log.info("the engine computes %s", words)
+                self._service.events.add("engine", f"computes {words}")
+            await asyncio.sleep(_POWER_INTERVAL_S)
+
+    async def _suspend(self, within_s: float) -> None:
+        """A GPU loses what it holds, or its driver keeps the machine awake; a CPU's engine just goes on afterwards."""
+        info = self._host.info
+        if info is not None and cuda_index(info.device) is not None:
+            await self._service.device.yield_device("suspend", "the machine is suspended", within_s)
+
+    async def _resume(self) -> None:
+        """The engine's load is the probe: it is tried again until the device answers (`restart_policy.py`)."""
+        await self._service.device.yield_device("suspend", None)
 
     async def _meter(self) -> None:
         """Once a second: energy, and a look at how the engine does."""

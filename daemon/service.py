@@ -5,6 +5,7 @@ Owns what the engine's fate means for its requests. How a request gets in is `in
 to a `Sink` that its API gave.
 """
 
+import asyncio
 import logging
 import secrets
 import time
@@ -28,9 +29,11 @@ from pagedd.daemon.intake import Intake
 from pagedd.daemon.live_requests import LiveEntry, LiveRequests, Sink
 from pagedd.daemon.metering import Metering
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
+from pagedd.daemon.request_log import RequestLog
 from pagedd.daemon.requests import Broken, Cancelled, ClientGone, LiveRequest, Phase, Produced
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
+from pagedd.daemon.tracing import Tracing
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.request import Preemption, SequenceOutput
 
@@ -67,7 +70,11 @@ class Service:
         self._ready_since_s = time.monotonic()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
         self.metrics = Metrics(self._engine_figures)
-        self._live = LiveRequests(host, self.metrics, self.metering, self.events, self._suspects)
+        self._request_log = RequestLog(config.request_log)
+        self._tracing = None if config.otel_endpoint is None else Tracing(config.otel_endpoint)
+        self._live = LiveRequests(
+            host, self.metrics, self.metering, self.events, self._suspects, self._on_request_ended
+        )
         self.device = DeviceUse(config, host, self._live, self.events, self.served_model, self.serve)
         self._intake = Intake(
             config, host, self._live, self.metering, self.doctor, self._suspects, self.served_model, self.device.wake
@@ -111,6 +118,9 @@ class Service:
         self.device.close()
         for entry in self._live:
             self._live.apply(entry, Broken("shutting_down", "the daemon is stopping", engine_has_it=True))
+        self._request_log.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
         if self.model is not None:
             self.model.close()
 
@@ -258,6 +268,11 @@ class Service:
             min_tokens=message.sampling.min_tokens,
         )
         return LiveEntry(request, message, caller, send, RequestTimes(now_s, {}), self.metering.open(caller))
+
+    def _on_request_ended(self, entry: LiveEntry) -> None:
+        self._request_log.ended(entry)
+        if self._tracing is not None:
+            self._tracing.ended(entry)
 
     # What the engine says
 

@@ -17,6 +17,9 @@ from pagedd.client.errors import PageddError
 ENVIRONMENT_PREFIX = "PAGEDD_"
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
+_SHOWN_CHARS = 200
+# No setting is as large; numbers of thousands of digits can neither be computed with nor written down.
+_LARGEST_INT = 10**30
 _FALSE = frozenset({"false", "0", "no", "off"})
 
 # Keys of a field's metadata.
@@ -173,7 +176,7 @@ class Setting:
         if self.kind is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
             return self.check(tuple(value), origin)
         if self.kind is float and type(value) is int:
-            return self.check(float(value), origin)
+            return self.check(float(value) if abs(value) < _LARGEST_INT else math.inf, origin)
         if type(value) is not self.kind:
             shown = f'"{value}"' if isinstance(value, str) else value  # "4" is a text, and has to look like one
             raise self._invalid(shown, origin, f"it is {KINDS[self.kind]}")
@@ -199,7 +202,7 @@ class Setting:
         return value
 
     def _invalid(self, value: Any, origin: str, rule: str) -> PageddError:
-        return PageddError("invalid_setting", f"{self.name} = {value} ({origin}): {rule}", field=self.name)
+        return PageddError("invalid_setting", f"{self.name} = {shown(value)} ({origin}): {rule}", field=self.name)
 
 
 def _is_writable(text: str) -> bool:
@@ -264,3 +267,12 @@ def tables_of(cls: type[DataclassType]) -> dict[str, Table]:
                 helps={field.name: field.metadata["help"] for field in inner},
             )
     return tables
+
+
+def shown(value: object) -> str:
+    """A value of a file in an error message: its beginning, when it is long."""
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):  # an integer of too many digits, tables in tables without end
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.setting import ENVIRONMENT_PREFIX, KINDS, DataclassType, Setting, Table, settings_of, tables_of
+from pagedd.daemon.setting import (
+    ENVIRONMENT_PREFIX,
+    KINDS,
+    DataclassType,
+    Setting,
+    Table,
+    settings_of,
+    shown,
+    tables_of,
+)
 
 D = TypeVar("D", bound=DataclassType)
 
@@ -161,8 +170,9 @@ def _read_toml(file: Path, *, required: bool) -> dict[str, Any]:
         if not required:
             return {}
         raise PageddError("invalid_setting", f"config = {file}: there is no such file", field="config") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PageddError("invalid_setting", f"config = {file}: {error}", field="config") from error
+    except (OSError, ValueError, RecursionError) as error:
+        # ValueError: no TOML, no UTF-8, or an integer of too many digits.
+        raise PageddError("invalid_setting", f"config = {file}: {shown(error)}", field="config") from error
 
 
 def _read_regular(file: Path) -> bytes:
@@ -222,7 +232,9 @@ def _accept(
 
 def _table(key: str, value: Any, file: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise PageddError("invalid_setting", f"{key} = {value} ({file}): it is a table, [{key}]", field=key)
+        raise PageddError(
+            "invalid_setting", f"{shown(key)} = {shown(value)} ({file}): it is a table, [{shown(key)}]", field=key
+        )
     return value
 
 
@@ -246,6 +258,7 @@ def _build(cls: type[D], values: Mapping[str, Any], written: _Written) -> D:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], where: str = "") -> PageddError:
+    name = shown(name)
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     hint = f"did you mean {nearest[0]}?" if nearest else "see pagedd --help for all of them"
     return PageddError("unknown_setting", f"{what} {name}{where}: there is none of that name; {hint}", field=name)

@@ -29,6 +29,8 @@ SATURATED_INTERVAL_S = 2.0
 _SATURATED_PERCENT, _RELIEVED_PERCENT = 90.0, 75.0
 # Two pictures under way for each subscriber; a third is dropped. Subscribers keep only the newest (CONFLATE).
 _SEND_HIGH_WATER = 2
+# Other work of the event loop gets its turn after so many subscriptions.
+_MAX_MESSAGES_A_TURN = 64
 
 
 class Pace:
@@ -47,7 +49,7 @@ class Pace:
 
 
 class StatsFeed:
-    """Publishes `service.stats_frame(blocks=True)` on an XPUB socket."""
+    """Publishes `service.stats_frame(blocks=True)` on an XPUB socket. `connections` are those to it."""
 
     def __init__(
         self,
@@ -63,27 +65,30 @@ class StatsFeed:
         self._newcomer = asyncio.Event()
         self._pace = Pace()
         self._loop = asyncio.get_running_loop()
+        self._turn: asyncio.Handle | None = None
         self._socket = context.socket(zmq.XPUB)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER)
         # Each subscription is told, also to a topic that has subscribers: a newcomer should not wait for its picture.
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         # A subscription is short; nothing else is expected from this side.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)
-        self._monitor = ConnectionMonitor(self._socket, path)
+        self.connections = ConnectionMonitor(self._socket, path)
         activation.bind(self._socket, path, REQUESTS_MODE, inherited)
         self._loop.add_reader(self._socket.fileno(), self._read_subscriptions)
-        self._loop.add_reader(self._monitor.fileno(), self._monitor.read)
+        self._loop.add_reader(self.connections.fileno(), self.connections.read)
         # A descriptor tells of what comes after the last look, so there must be a first one.
         self._read_subscriptions()
-        self._monitor.read()
+        self.connections.read()
         self._publisher = self._loop.create_task(self._publish(), name="stats feed")
 
     async def close(self) -> None:
         self._publisher.cancel()
         await asyncio.wait([self._publisher])
+        if self._turn is not None:
+            self._turn.cancel()
         self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_reader(self._monitor.fileno())
-        self._monitor.close()
+        self._loop.remove_reader(self.connections.fileno())
+        self.connections.close()
         self._socket.close(linger=0)
 
     async def _publish(self) -> None:
@@ -110,7 +115,7 @@ class StatsFeed:
 
     def _read_subscriptions(self) -> None:
         """XPUB hears `\\x01topic` for each subscriber of a topic and `\\x00topic` when the last is gone."""
-        while True:
+        for _ in range(_MAX_MESSAGES_A_TURN):
             try:
                 message = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -120,6 +125,8 @@ class StatsFeed:
                 self._newcomer.set()
             elif message[:1] == b"\x00":
                 self._topics.discard(message[1:])
+        else:
+            self._turn = self._loop.call_soon(self._read_subscriptions)
         if self._topics:
             self._has_subscribers.set()
         else:

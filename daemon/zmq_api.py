@@ -49,6 +49,8 @@ from pagedd.daemon.openai_schema import decoding_error
 from pagedd.daemon.runtime_dir import ADMIN_MODE, REQUESTS_MODE
 from pagedd.daemon.service import Service
 from pagedd.daemon.stats_feed import StatsFeed
+from pagedd.daemon.zmq_connections import ConnectionMonitor
+from pagedd.daemon.zmq_memory import MemoryWatch
 from pagedd.daemon.zmq_router import MAX_BACKLOG_BYTES, Peer, RouterSocket
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class ZmqApi:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._doors: list[_Door] = []
         self._feed: StatsFeed | None = None
+        self._memory_watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Binds and serves. Raises `zmq.ZMQError` when an address is taken."""
@@ -81,9 +84,14 @@ class ZmqApi:
         ):
             self._doors.append(door(self._service, inspection, self._context, path, mode, self._inherited))
         self._feed = StatsFeed(self._service, self._context, self._endpoints.stats, self._inherited)
+        memory = MemoryWatch([*(door.connections for door in self._doors), self._feed.connections])
+        self._memory_watch = asyncio.create_task(memory.run(), name="memory watch")
 
     async def close(self) -> None:
         """Lets the last messages leave for a moment and closes. Clients that do not read cannot delay it further."""
+        if self._memory_watch is not None:
+            self._memory_watch.cancel()
+            await asyncio.wait([self._memory_watch])
         if self._feed is not None:
             await self._feed.close()
         await asyncio.gather(*(door.close() for door in self._doors))
@@ -91,7 +99,7 @@ class ZmqApi:
             # It waits for what lingers, so not in the event loop.
             await asyncio.to_thread(self._context.term)
         self._doors.clear()
-        self._feed = self._context = None
+        self._feed = self._context = self._memory_watch = None
 
 
 class _Door:
@@ -119,6 +127,10 @@ class _Door:
             on_too_slow=self._on_too_slow,
         )
 
+    @property
+    def connections(self) -> ConnectionMonitor:
+        return self._router.connections
+
     async def close(self) -> None:
         for task in self._questions:
             task.cancel()
@@ -137,8 +149,8 @@ class _Door:
             if version != PROTOCOL_VERSION:
                 spoken = PROTOCOL_VERSION.decode()
                 raise PageddError("protocol_version", f"{version[:32]!r}; this daemon speaks {spoken}")
-            message_id = _id_of(payload)
-            message = _decode(payload)
+            message_id = id_of(payload)
+            message = decode_message(payload)
             ID.check(message.id)
             if peer.caller is None:
                 raise PageddError("forbidden", "the kernel does not say who you are; connect through ipc://")
@@ -257,7 +269,8 @@ class _AdminDoor(_Door):
         return Ok(id=message_id)
 
 
-def _decode(payload: bytes) -> ClientMessage:
+def decode_message(payload: bytes) -> ClientMessage:
+    """Raises `PageddError` for what is no message of a client."""
     try:
         return decode_client(payload)
     except msgspec.DecodeError as error:
@@ -266,7 +279,7 @@ def _decode(payload: bytes) -> ClientMessage:
         raise PageddError("malformed_message", str(error)) from error
 
 
-def _id_of(payload: bytes) -> str:
+def id_of(payload: bytes) -> str:
     """The id in a message whose other fields may be wrong, so that its sender knows which one was refused."""
     try:
         identified = msgspec.msgpack.decode(payload, type=_Identified)

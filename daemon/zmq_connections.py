@@ -1,12 +1,16 @@
 """How many connections a ZeroMQ socket may have: libzmq has no bound, and aborts when no descriptor is left.
 
 Owns the count, which the socket's monitor tells, and the end of what is beyond the bound. Who sends what is
-`zmq_router.py`'s; the bound of HTTP is in `http_connection.py`.
+`zmq_router.py`'s, how much memory they may fill `zmq_memory.py`'s; the bound of HTTP is in `http_connection.py`.
 """
 
+import fcntl
 import logging
 import os
 import socket
+import struct
+import termios
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.http_connection import max_connections
 
 log = logging.getLogger(__name__)
@@ -65,16 +70,39 @@ class ConnectionMonitor:
                 self._end(fd)
         return was_lost
 
+    def sending(self) -> set[int]:
+        """The connections, by descriptor, whose bytes wait at this moment to be read."""
+        return {fd for fd in self._open if _num_unread_bytes(fd)}
+
+    def end(self, among: Collection[int]) -> list[Caller]:
+        """Ends those that are open still; tells whose they were."""
+        ended = (self._end(fd) for fd in self._open.intersection(among))
+        return [caller for caller in ended if caller is not None]
+
+    def end_all(self) -> list[Caller]:
+        """Ends every connection; tells whose they were."""
+        return self.end(self._open)
+
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
 
-    def _end(self, fd: int) -> None:
-        """libzmq reads the end of the connection, and closes its descriptor itself."""
+    def _end(self, fd: int) -> Caller | None:
+        """libzmq reads the end of the connection, and closes its descriptor itself. None when it has ended already."""
         try:
             connection = socket.socket(fileno=os.dup(fd))
         except OSError:
-            return  # it has ended by itself
+            return None
         with connection, suppress(OSError):
             if connection.getsockname() == str(self._path):
                 connection.shutdown(socket.SHUT_RDWR)
+                return caller_of_socket(connection)
+        return None
+
+
+def _num_unread_bytes(fd: int) -> int:
+    try:
+        num_bytes: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+    except OSError:  # it has ended by itself
+        return 0
+    return num_bytes

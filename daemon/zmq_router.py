@@ -55,7 +55,7 @@ class Peer:
 
 
 class RouterSocket:
-    """Callbacks run in the event loop and may send:
+    """`connections` are those to it. Callbacks run in the event loop and may send:
 
     `on_message(peer, parts)`: `parts` are the frames after the identity.
     `on_gone(peer)`: it disconnected with something in `live` or in its backlog.
@@ -91,10 +91,10 @@ class RouterSocket:
         self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER)
         # libzmq drops the connection of whoever sends more.
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._monitor = ConnectionMonitor(self._socket, path)
+        self.connections = ConnectionMonitor(self._socket, path)
         activation.bind(self._socket, path, mode, inherited)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
-        self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
+        self._loop.add_reader(self.connections.fileno(), self._on_monitor)
         # A descriptor tells of what comes after the last look, so there must be a first one.
         self._ask_for_turn()
         self._on_monitor()
@@ -133,11 +133,11 @@ class RouterSocket:
                 await asyncio.wait_for(self._no_backlog.wait(), linger_s)
         self._is_closed = True
         self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_reader(self._monitor.fileno())
+        self._loop.remove_reader(self.connections.fileno())
         for handle in (self._turn, self._retry, *self._probes):
             if handle is not None:
                 handle.cancel()
-        self._monitor.close()
+        self.connections.close()
         left_s = max(0.0, deadline_s - self._loop.time())
         self._socket.close(linger=int(left_s * 1000))
 
@@ -208,7 +208,7 @@ class RouterSocket:
     # Noticing the end of a peer
 
     def _on_monitor(self) -> None:
-        if self._monitor.read():
+        if self.connections.read():
             for handle in self._probes:
                 handle.cancel()
             self._probes = [self._loop.call_later(delay_s, self._probe) for delay_s in _PROBE_DELAYS_S]

@@ -66,6 +66,10 @@ class Engine:
         """Changes how urgent a live request is; False when it is not live."""
         return self._scheduler.set_priority(request_id, priority)
 
+    def pace(self, tokens_per_second: float | None) -> None:
+        """Keeps steps short for an engine whose caller waits between them; None is without a limit."""
+        self._scheduler.budget.pace(tokens_per_second)
+
     @property
     def has_work(self) -> bool:
         return bool(self._launched) or self._scheduler.has_work
@@ -156,13 +160,9 @@ class Engine:
 
         Returns how many became free, and how many stay because they are in use; None when nothing has that digest.
         """
-        blocks = self._scheduler.blocks
-        entry = blocks.prefix_cache.under(digest)
-        if entry is None:
-            return None
         if self._disk_writer is not None:
             self._disk_writer.note_change()
-        return blocks.evict(entry)
+        return self._scheduler.blocks.evict(digest)
 
     def check_integrity(self) -> None:
         """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""

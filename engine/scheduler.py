@@ -216,8 +216,8 @@ class Scheduler:
             if budget > num_kept and sequence.state is SequenceState.RUNNING and self._seats.grow(sequence, 1, step):
                 self._enter(step, sequence, 1)
                 budget -= 1
-        budget = min(budget, self.budget.chunk_tokens)
-        return budget - (self._add_guesses(step, budget) if self._assumed is None else 0)
+        budget = min(budget, self.budget.for_chunks)
+        return budget - (self._add_guesses(step, budget) if self._assumed is None and not self.budget.is_paced else 0)
 
     def _add_guesses(self, step: Step, budget: int) -> int:
         """Lets the step's sequences, each with its token, compute guesses as well; returns how many in all.

@@ -8,6 +8,8 @@ from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Step
 
 LEAST_TOKENS = 16
+# A paced engine's steps are so short that others have their turn, and answers do not come in bursts.
+_PACED_STEP_S = 0.25
 _CALM_STEPS = 256  # after so many steps without a fault what is allowed doubles, up to what is configured
 
 
@@ -16,13 +18,16 @@ class TokenBudget:
 
     Attributes:
         tokens: in all, as configured.
-        chunk_tokens: of sequences that compute more than one, in chunks or with guesses.
+        chunk_tokens: of sequences that compute more than one, in chunks or with guesses, as far as memory goes.
         num_decodes: sequences that may decode.
+        is_paced: tokens are counted out, so none is for a guess that may be wrong.
     """
 
     def __init__(self, tokens: int, max_num_seqs: int) -> None:
         self.tokens = self.chunk_tokens = tokens
         self.num_decodes = self._max_num_seqs = max_num_seqs
+        self.is_paced = False
+        self._paced_tokens = tokens
         self._turn = 0
         self._num_calm_steps = 0
 
@@ -36,7 +41,18 @@ class TokenBudget:
 
     def left(self, step: Step) -> int:
         """Tokens that chunks may still have in it."""
-        return min(self.tokens - step.num_scheduled_tokens, self.chunk_tokens - step.num_chunk_tokens)
+        return min(self.tokens - step.num_scheduled_tokens, self.for_chunks - step.num_chunk_tokens)
+
+    @property
+    def for_chunks(self) -> int:
+        """Tokens of sequences that compute more than one."""
+        return min(self.chunk_tokens, self._paced_tokens)
+
+    def pace(self, tokens_per_second: float | None) -> None:
+        """Chunks are no larger than what may be computed in a moment; None is without a limit."""
+        self.is_paced = tokens_per_second is not None
+        paced = self.tokens if tokens_per_second is None else int(tokens_per_second * _PACED_STEP_S)
+        self._paced_tokens = max(LEAST_TOKENS, paced)
 
     def shrink(self, step: Step) -> str:
         """Memory ran out in `step`: half of it must do. Returns what holds from now on, in words."""

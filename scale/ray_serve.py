@@ -16,6 +16,8 @@ from ray.serve.config import RequestRouterConfig
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from pagedd.client.errors import ERROR_KINDS
+from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.scale.ask import Ask
 from pagedd.scale.replica import Replica
 
@@ -50,10 +52,14 @@ class Front:
         self._relay = replicas.options(method_name="relay", stream=True)
 
     async def __call__(self, request: Request) -> Response:
-        ask = Ask.of(request.method, request.url.path, await request.body())
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_MESSAGE_BYTES:
+                return _refusal("message_too_large", f"the body has over {MAX_MESSAGE_BYTES} bytes")
+        ask = Ask.of(request.method, request.url.path, body)
         if not ask.is_relayed:
-            error = {"code": "not_found", "message": f"{ask.method} {ask.path}: no route of pagedd behind Ray Serve"}
-            return JSONResponse({"error": error}, status_code=404)
+            return _refusal("unknown_route", f"{ask.method} {ask.path}: no route of pagedd behind Ray Serve")
         for pause_s in _PAUSES_S:
             # The router compares what is given by position, and takes any replica for what is given by name.
             answer = self._relay.remote(ask) if ask.prompt else self._relay.remote(ask=ask)
@@ -63,8 +69,12 @@ class Front:
                 await asyncio.sleep(pause_s)
             else:
                 return StreamingResponse(answer, status_code=head.status, headers=head.headers)
-        error = {"code": "engine_died", "message": f"{len(_PAUSES_S)} replicas ended with this request; send it again"}
-        return JSONResponse({"error": error}, status_code=503, headers={"Retry-After": "10"})
+        return _refusal("engine_died", f"{len(_PAUSES_S)} replicas ended with this request; send it again")
+
+
+def _refusal(code: str, message: str) -> Response:
+    """As a daemon would say it."""
+    return JSONResponse({"error": {"code": code, "message": message}}, status_code=ERROR_KINDS[code].http_status)
 
 
 def application(

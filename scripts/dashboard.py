@@ -35,8 +35,12 @@ def quantile(share: float, histogram: str) -> str:
     return f"histogram_quantile({share}, sum by (le) (rate({histogram}_bucket[$__rate_interval])))"
 
 
-def latencies(title: str, histogram: str, *shares: float) -> Panel:
-    return Panel(title, "s", tuple((f"p{share * 100:g}", quantile(share, histogram)) for share in shares))
+def spread(title: str, unit: str, histogram: str, *shares: float) -> Panel:
+    return Panel(title, unit, tuple((f"p{share * 100:g}", quantile(share, histogram)) for share in shares))
+
+
+def mean(summary: str, by: str = "") -> str:
+    return f"{rate(f'{summary}_sum', by)} / {rate(f'{summary}_count', by)}"
 
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -57,10 +61,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (("{{finished_reason}}", rate("vllm:request_success_total", "finished_reason")),),
         ),
         Panel("Refused or failed, by code", "reqps", (("{{code}}", rate("pagedd:request_errors_total", "code")),)),
-        latencies("Arrival to first token", "vllm:time_to_first_token_seconds", 0.5, 0.95),
-        latencies("Between two tokens", "vllm:inter_token_latency_seconds", 0.5, 0.99),
-        latencies("Waiting for a seat", "vllm:request_queue_time_seconds", 0.5, 0.95),
-        latencies("Arrival to end", "vllm:e2e_request_latency_seconds", 0.5, 0.95),
+        spread("Arrival to first token", "s", "vllm:time_to_first_token_seconds", 0.5, 0.95),
+        spread("Between two tokens", "s", "vllm:inter_token_latency_seconds", 0.5, 0.99),
+        Panel(
+            "Waiting for a seat",
+            "s",
+            (
+                ("p95", quantile(0.95, "vllm:request_queue_time_seconds")),
+                ("first in the queue", "max (pagedd:oldest_wait_seconds)"),
+            ),
+        ),
+        spread("Arrival to end", "s", "vllm:e2e_request_latency_seconds", 0.5, 0.95),
     ),
     "KV cache": (
         Panel("Blocks, by state", "short", (("{{state}}", "sum by (state) (pagedd:kv_blocks)"),), is_stacked=True),
@@ -95,12 +106,25 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Tiers: blocks found a second", "short", (("{{tier}}", rate("pagedd:kv_tier_hits_total", "tier")),)),
+        Panel(
+            "Tiers: share of time in copies",
+            "percentunit",
+            (
+                ("out of {{tier}}", rate("pagedd:kv_tier_read_seconds_total", "tier")),
+                ("into {{tier}}", rate("pagedd:kv_tier_write_seconds_total", "tier")),
+            ),
+        ),
+        Panel(
+            "Quantized cache: top tokens as with 16 bits, at load",
+            "percentunit",
+            (("{{instance}}", 'pagedd:kv_quality{measure="agreement"}'),),
+        ),
     ),
     "Engine": (
         Panel(
             "Time of a step, by part",
             "s",
-            (("{{part}}", f"{rate('pagedd:step_seconds_sum', 'part')} / {rate('pagedd:step_seconds_count', 'part')}"),),
+            (("{{part}}", mean("pagedd:step_seconds", "part")),),
             is_stacked=True,
         ),
         Panel(
@@ -111,6 +135,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("of the token budget", "avg (pagedd:token_budget_ratio)"),
             ),
         ),
+        Panel("Steps a second", "short", (("{{instance}}", rate("pagedd:steps_total", "instance")),)),
+        Panel("Tokens of a step", "short", (("mean", mean("vllm:iteration_tokens_total")),)),
+        spread("Prompt tokens of a request", "short", "vllm:request_prompt_tokens", 0.5, 0.95),
+        spread("Output tokens of a request", "short", "vllm:request_generation_tokens", 0.5, 0.95),
         Panel(
             "Since the start",
             "short",

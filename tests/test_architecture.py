@@ -27,11 +27,13 @@ THIRD_PARTY = {
     "engine": {"torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy"},
     "daemon": {
         "aiohttp",
+        "dbus_fast",
         "gguf",
         "huggingface_hub",
         "jinja2",
         "msgspec",
         "numpy",
+        "opentelemetry",
         "prometheus_client",
         "psutil",
         "pynvml",

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 # Made here and kept out of git, or git's own.
 NOT_KEPT = {".git", ".venv", ".typing", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist"}
+NOT_KEPT |= {"snapshot_report.html"}  # of a picture of pagetop that has changed
 
 
 def kept(folder: Path) -> list[Path]:

@@ -141,6 +141,7 @@ def test_bare_make_prints_every_target_with_a_sentence() -> None:
         "bench-cases",
         "bench-peers",
         "soak",
+        "fuzz",
         "screenshots",
         "install",
         "uninstall",

@@ -103,7 +103,7 @@ def _check_header(path: Path, file: BufferedIOBase) -> None:
     try:
         header = json.loads(file.readline(_MAX_HEADER_BYTES))
         recorded_format, recorded_by = int(header["format"]), str(header["pagedd"])
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         _refuse(path, "it is no recording of pagetop", error)
     if recorded_format > FORMAT:
         _refuse(

@@ -1,4 +1,4 @@
-"""What goes wrong during a soak, one fault after another: the engine dies, hangs, stalls, sleeps; clients crowd."""
+"""What goes wrong during a soak, one fault after another: engines die and hang, the disk fills, clients crowd."""
 
 import asyncio
 import os
@@ -11,27 +11,44 @@ from contextlib import suppress
 import aiohttp
 import psutil
 
+from pagedd.bench.soak.held import engine_of
 from pagedd.bench.soak.ledger import Ledger
+from pagedd.bench.soak.small_disk import SmallDisk
 from pagedd.client.aio import AsyncClient
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.errors import PageddError
 
 _CROWD = 60
+# What a client that dies in the middle of its request leaves behind.
+_HALF_A_REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
 
 
 class Faults:
-    """Injects one every `interval_s` on average until told to stop. `hung_s` is the daemon's step timeout."""
+    """Injects one every `interval_s` on average until told to stop. `hung_s` is the daemon's step timeout.
 
-    def __init__(self, endpoints: Endpoints, pid: int, ledger: Ledger, seed: int, interval_s: float, hung_s: float):
+    `disk` is what the daemon writes to; None leaves out the fault that fills it.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        pid: int,
+        ledger: Ledger,
+        seed: int,
+        interval_s: float,
+        hung_s: float,
+        disk: SmallDisk | None,
+    ) -> None:
         self._endpoints = endpoints
         self._pid = pid
         self._ledger = ledger
         self._draw = random.Random(seed)
         self._interval_s = interval_s
         self._hung_s = hung_s
+        self._disk = disk
 
     async def run(self, stop: asyncio.Event) -> None:
-        faults: tuple[Callable[[], Awaitable[None]], ...] = (
+        faults: list[Callable[[], Awaitable[None]]] = [
             self.engine_killed,
             self.engine_pauses,
             self.engine_hangs,
@@ -39,7 +56,9 @@ class Faults:
             self.queue_crowded,
             self.connections_crowd,
             self.reload,
-        )
+        ]
+        if self._disk is not None:
+            faults.append(self.disk_full)
         # Each comes before any comes again, so that a short soak has them all.
         pending: list[Callable[[], Awaitable[None]]] = []
         while not stop.is_set():
@@ -96,15 +115,14 @@ class Faults:
             await asyncio.gather(*(ask(http, number) for number in range(_CROWD)))
 
     async def connections_crowd(self) -> None:
-        """Connections to each socket that say nothing, or what is no protocol of ours."""
+        """Connections to each socket that say nothing, half of a request, or what is no protocol of ours."""
         crowd = []
         for path in (self._endpoints.requests, self._endpoints.http, self._endpoints.stats):
             for _ in range(_CROWD // 3):
                 connection = socket.socket(socket.AF_UNIX)
                 connection.settimeout(5)
                 connection.connect(str(path))
-                if self._draw.random() < 0.5:
-                    connection.sendall(self._draw.randbytes(200))
+                connection.sendall(self._draw.choice((b"", _HALF_A_REQUEST, self._draw.randbytes(200))))
                 crowd.append(connection)
         await asyncio.sleep(0.5)
         for connection in crowd:
@@ -113,17 +131,17 @@ class Faults:
     async def reload(self) -> None:
         os.kill(self._pid, signal.SIGHUP)
 
+    async def disk_full(self) -> None:
+        """While an engine dies, whose crash report then finds no room, and the next one looks for blocks there."""
+        assert self._disk is not None
+        await asyncio.to_thread(self._disk.fill, self._pid)
+        await asyncio.sleep(1)
+        self._signal_engine(signal.SIGKILL)
+        await asyncio.sleep(self._draw.uniform(1, 5))
+        self._disk.empty(self._pid)
+
     def _signal_engine(self, number: signal.Signals) -> None:
         engine = engine_of(self._pid)
         if engine is not None:
             with suppress(psutil.NoSuchProcess):
                 engine.send_signal(number)
-
-
-def engine_of(pid: int) -> psutil.Process | None:
-    """The engine process of the front `pid`; None while there is none."""
-    for child in psutil.Process(pid).children():
-        with suppress(psutil.Error):
-            if any("engine_process" in word for word in child.cmdline()):
-                return child
-    return None

@@ -45,15 +45,27 @@ class Ledger:
 
 
 class Ends:
-    """The requests of one connection that wait for their end, by the client's id."""
+    """What one connection waits for: the ends of its requests, by the client's id, and the refusals of bad ones."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.waiting: set[str] = set()
         self._ledger = ledger
         self._accepted: set[str] = set()
+        self._num_bad = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.waiting) or self._num_bad > 0
+
+    @property
+    def missing(self) -> str:
+        return ", ".join([*sorted(self.waiting), *["a bad one"] * self._num_bad])
 
     def sent(self, request_id: str) -> None:
         self.waiting.add(request_id)
+
+    def sent_bad(self) -> None:
+        self._num_bad += 1
 
     def accepted(self, request_id: str) -> None:
         if request_id not in self.waiting or request_id in self._accepted:
@@ -68,6 +80,11 @@ class Ends:
         if request_id not in self.waiting:
             self._ledger.wrong.append(f"{request_id} ended twice")
         self.waiting.discard(request_id)
+
+    def refused_bad(self) -> None:
+        if self._num_bad == 0:
+            self._ledger.wrong.append("a bad request was refused twice")
+        self._num_bad = max(0, self._num_bad - 1)
 
     def left(self) -> None:
         """The connection was closed: nothing more can be heard."""

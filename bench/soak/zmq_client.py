@@ -20,6 +20,8 @@ from pagedd.client.protocol import (
     Done,
     Failed,
     Generate,
+    Ok,
+    Pong,
     Sampling,
     decode_daemon,
     encode,
@@ -27,15 +29,16 @@ from pagedd.client.protocol import (
 
 # Longer than an engine's longest pause between two lives.
 END_WITHIN_S = 120.0
+_BAD = "bad"
 _BAD_PAYLOADS = (
     b"",
     b"\xc1",
     b"\x81\xa4type\xa7unknown",
-    encode(Generate(id="bad", prompt="")),
-    encode(Generate(id="bad", prompt="a", sampling=Sampling(temperature=-1))),
-    encode(Generate(id="bad", prompt_token_ids=[10**9])),
-    encode(Chat(id="bad", messages=[])),
-    encode(Cancel(id="bad", target="nobody")),
+    encode(Generate(id=_BAD, prompt="")),
+    encode(Generate(id=_BAD, prompt="a", sampling=Sampling(temperature=-1))),
+    encode(Generate(id=_BAD, prompt_token_ids=[10**9])),
+    encode(Chat(id=_BAD, messages=[])),
+    encode(Cancel(id=_BAD, target="nobody")),
 )
 
 
@@ -57,43 +60,48 @@ class ZmqClient:
             ends = Ends(self._ledger)
             try:
                 for _ in range(self._draw.randint(1, 4)):
-                    await self._visit(socket, ends)
+                    if not await self._visit(socket, ends):
+                        break
                     await asyncio.sleep(self._draw.expovariate(5))
             finally:
                 ends.left()
                 socket.close(linger=0)
 
-    async def _visit(self, socket: zmq.asyncio.Socket, ends: Ends) -> None:
+    async def _visit(self, socket: zmq.asyncio.Socket, ends: Ends) -> bool:
+        """False when the connection is of no further use."""
         manner = self._draw.choices(("wait", "cancel", "slow", "leave", "bad"), (10, 3, 2, 3, 4))[0]
         if manner == "bad":
+            ends.sent_bad()
             await self._say(socket, self._draw.choice(_BAD_PAYLOADS))
-            while not isinstance(answer := await self._hear(socket), Failed):
-                pass
-            self._ledger.refused(400, answer.code)
-            return
-        for _ in range(self._draw.randint(1, 3)):
-            request = self._request()
-            ends.sent(request.id)
-            await self._say(socket, encode(request))
-        if manner == "leave":
-            await asyncio.sleep(self._draw.uniform(0, 0.5))
-            return
-        if manner == "slow":
-            await asyncio.sleep(self._draw.uniform(0.5, 3))
-        if manner == "cancel":
-            await asyncio.sleep(self._draw.uniform(0, 0.3))
-            target = self._draw.choice(sorted(ends.waiting))
-            await self._say(socket, encode(Cancel(id=f"cancel {target}", target=target)))
-        await self._hear_ends(socket, ends, is_slow=manner == "slow")
+        else:
+            for _ in range(self._draw.randint(1, 3)):
+                request = self._request()
+                ends.sent(request.id)
+                await self._say(socket, encode(request))
+        match manner:
+            case "leave":
+                await asyncio.sleep(self._draw.uniform(0, 0.5))
+                return False
+            case "slow":
+                await asyncio.sleep(self._draw.uniform(0.5, 3))
+            case "cancel":
+                await asyncio.sleep(self._draw.uniform(0, 0.3))
+                target = self._draw.choice(sorted(ends.waiting))
+                await self._say(socket, encode(Cancel(id=f"cancel {target}", target=target)))
+        return await self._hear_ends(socket, ends, is_slow=manner == "slow")
 
-    async def _hear_ends(self, socket: zmq.asyncio.Socket, ends: Ends, *, is_slow: bool) -> None:
-        while ends.waiting:
+    async def _hear_ends(self, socket: zmq.asyncio.Socket, ends: Ends, *, is_slow: bool) -> bool:
+        """False when they do not come."""
+        while ends.is_open:
             try:
                 message = await self._hear(socket)
             except TimeoutError:
-                self._ledger.wrong.append(f"{sorted(ends.waiting)} did not end within {END_WITHIN_S:g} s")
-                return
+                self._ledger.wrong.append(f"{ends.missing} did not end within {END_WITHIN_S:g} s")
+                return False
             match message:
+                case Failed(id="" | "bad", code=code):
+                    ends.refused_bad()
+                    self._ledger.refused(400, code)
                 case Accepted(id=request_id):
                     ends.accepted(request_id)
                 case Delta(id=request_id):
@@ -104,6 +112,13 @@ class ZmqClient:
                 case Failed(id=request_id, code=code) if not request_id.startswith("cancel "):
                     ends.ended(request_id)
                     self._ledger.failed(code, message.message, is_slow=is_slow)
+                case Pong(id=""):
+                    pass  # the daemon looks who is still there
+                case Ok() | Failed():
+                    pass  # to a cancel, which may have come too late
+                case _:
+                    self._ledger.wrong.append(f"nobody asked for {type(message).__name__}")
+        return True
 
     def _request(self) -> Generate | Chat:
         draw = self._draw

@@ -12,19 +12,21 @@ from typing import Any
 
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
-from pagedd.client.percent import percent
+from pagedd.client.request_log import read_log
 from pagedd.client.sync import Client
 from pagedd.daemon.config import DEFAULT_FILE, load_config
 from pagedd.daemon.tune.agreement import real_texts
-from pagedd.daemon.tune.load import read_log, synthetic_load
-from pagedd.daemon.tune.settings_file import merge, write_settings
+from pagedd.daemon.tune.load import synthetic_load
+from pagedd.daemon.tune.settings_file import merge, refuse_unwritable, write_settings
 from pagedd.daemon.tune.trial import Trial, TrialResult, run_trial
-from pagedd.daemon.tune.tuning import Tried, Tuning
+from pagedd.daemon.tune.tuning import Tried, Tuning, is_disturbed
 from pagedd.engine.config import EngineConfig
 
-# A trial beyond its own time: loading the model, and what it checks.
+# The first trial also builds kernels.
 _LOAD_S = 300.0
+# As many as there usually are. What each has for its load follows from the time left and what starting one takes.
 _NUM_TRIALS = 20
+_LEAST_RUN_S = 1.0
 
 
 def tune(argv: list[str], report: Callable[[str], None]) -> int:
@@ -34,6 +36,10 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
     """
     options, flags = _parser().parse_known_args(argv)
     loaded = load_config(flags, program="pagedd tune").config
+    settings_file = Path(options.settings_file or DEFAULT_FILE)
+    for path in (options.out, settings_file if options.write else None):
+        if path is not None:
+            refuse_unwritable(path)
     if not options.anyway:
         _refuse_beside_a_daemon(loaded.runtime_dir)
     load = read_log(options.load) if options.load is not None else synthetic_load()
@@ -48,34 +54,44 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
     config = loaded.to_engine_config(prepared.weights)
     texts = real_texts(TextTokenizer(folder, prepared))
     deadline_s = time.monotonic() + options.seconds
-    per_trial_s = max(1.0, options.seconds / _NUM_TRIALS - 3.0)
     num_users = options.users or 2 * config.max_num_seqs
+    num_left, start_s = _NUM_TRIALS, 3.0
 
     def attempt(candidate: EngineConfig, texts: list[list[int]] | None) -> TrialResult:
-        left_s = deadline_s - time.monotonic()
+        nonlocal num_left, start_s
+        began_s = time.monotonic()
+        left_s = deadline_s - began_s
         if left_s <= 0:
             raise TimeoutError
+        run_s = max(_LEAST_RUN_S, left_s / num_left - start_s)
         trial = Trial(
             config=candidate,
             load=load,
             num_users=num_users,
-            seconds=per_trial_s * 2 / 3,
-            warmup_s=per_trial_s / 3,
+            seconds=run_s * 2 / 3,
+            warmup_s=run_s / 3,
             texts=texts,
         )
-        return run_trial(trial, timeout_s=_LOAD_S if candidate is config else max(5.0, left_s))
+        result = run_trial(trial, timeout_s=_LOAD_S if candidate is config else max(5.0, left_s))
+        start_s = max(0.0, time.monotonic() - began_s - run_s)
+        num_left = max(1, num_left - 1)
+        return result
 
     tuning = Tuning(config, attempt, texts, is_gpu=_has_gpu(config.device))
-    report(f"{config.model}: {num_users} users, about {per_trial_s:.0f} s a trial, {options.seconds:.0f} s in all")
-    print(_line("step", "setting", "tokens/s", "first token", "gain", ""), flush=True)
+    report(f"{config.model}: {num_users} users, {options.seconds:.0f} s for about {_NUM_TRIALS} trials")
+    print(_line("step", "setting", "before", "tokens/s", "gain", "first token", ""), flush=True)
+    num_disturbed = 0
     try:
         for tried in tuning.run():
             print(_tried(tried), flush=True)
+            num_disturbed += is_disturbed(tried.result)
             if not tried.changed and tried.result.error:
                 raise PageddError("engine_failed", f"the settings as they are cannot be tried: {tried.result.error}")
     except TimeoutError:
         report(f"{options.seconds:.0f} s are over; what was found until then holds (--seconds for more)")
-    _conclude(tuning.changes, options.out, options.write, Path(options.settings_file or DEFAULT_FILE), report)
+    if num_disturbed:
+        report(f"{num_disturbed} trials are not judged: other programs had the cores; end them and try again")
+    _conclude(tuning.changes, options.out, options.write, settings_file, report)
     return 0
 
 
@@ -93,12 +109,31 @@ def _parser() -> argparse.ArgumentParser:
 def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that are `pagedd tune`'s own."""
     parser.add_argument("--load", type=Path, metavar="FILE", help="a log of requests, JSON lines [a synthetic chat]")
-    parser.add_argument("--users", type=int, metavar="N", help="who ask at once [two a seat]")
-    parser.add_argument("--seconds", type=float, default=180.0, metavar="S", help="for all trials [%(default)s]")
+    parser.add_argument("--users", type=_users, metavar="N", help="who ask at once, 1 to 65536 [two a seat]")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=180.0, metavar="S", help="for all trials, 1 to 86400 [%(default)s]"
+    )
     parser.add_argument("--write", action="store_true", help="put what was found into the settings file")
     parser.add_argument("--settings-file", metavar="FILE", help=f"the file that --write changes [{DEFAULT_FILE}]")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write what was found, alone, to this file")
     parser.add_argument("--anyway", action="store_true", help="also beside a daemon that is running")
+
+
+def _users(text: str) -> int:
+    users = int(text)
+    _check_range(users, 1, 65536)
+    return users
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    _check_range(seconds, 1, 86400)
+    return seconds
+
+
+def _check_range(value: float, least: int, most: int) -> None:
+    if not least <= value <= most:  # nor NaN
+        raise argparse.ArgumentTypeError(f"{value}, allowed are {least} to {most}")
 
 
 def _refuse_beside_a_daemon(runtime_dir: Path | None) -> None:
@@ -138,17 +173,18 @@ def _conclude(
 def _tried(tried: Tried) -> str:
     result = tried.result
     setting = ", ".join(f"{name} = {_shown(value)}" for name, value in tried.changed.items())
-    gain = "" if tried.gain is None else f"{'-' if tried.gain < 1 else '+'}{percent(abs(tried.gain - 1))} %"
+    gain = "" if tried.gain is None else f"{100 * (tried.gain - 1):+.0f} %"
+    before = "" if tried.before is None else f"{tried.before.output_tokens_per_s:.0f}"
     mark = "kept" if tried.is_kept and tried.changed else ""
     if result.error:
-        return _line(tried.step, setting, "-", "-", "", result.error)
+        return _line(tried.step, setting, before, "-", "", "-", result.error)
     first = "-" if result.first_token_s is None else f"{1e3 * result.first_token_s:.0f} ms"
     notes = ", ".join(note for note in (mark, tried.note) if note)
-    return _line(tried.step, setting, f"{result.output_tokens_per_s:.0f}", first, gain, notes)
+    return _line(tried.step, setting, before, f"{result.output_tokens_per_s:.0f}", gain, first, notes)
 
 
-def _line(step: str, setting: str, rate: str, first_token: str, gain: str, notes: str) -> str:
-    return f"{step:<15} {setting:<32} {rate:>9} {first_token:>12} {gain:>7}  {notes}".rstrip()
+def _line(step: str, setting: str, before: str, rate: str, gain: str, first_token: str, notes: str) -> str:
+    return f"{step:<15} {setting:<32} {before:>6} {rate:>9} {gain:>7} {first_token:>12}  {notes}".rstrip()
 
 
 def _shown(value: Any) -> str:

@@ -27,15 +27,26 @@ def merge(text: str, changes: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Says before minutes of trials what `write_settings` would say after them."""
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        reason = "no such directory" if not path.parent.is_dir() else "its directory is not yours to write in"
+        raise PageddError("invalid_setting", f"{path} cannot be written: {reason}", field="out")
+
+
 def write_settings(path: Path, text: str) -> None:
     """The whole text or nothing, with the mode of the file that was there. Raises `PageddError("invalid_setting")`."""
+    unfinished: Path | None = None
     try:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            unfinished = Path(file.name)
             file.write(text)
             os.fchmod(file.fileno(), mode)
-        Path(file.name).replace(path)
+        unfinished.replace(path)
     except OSError as error:
+        if unfinished is not None:
+            unfinished.unlink(missing_ok=True)
         raise PageddError("invalid_setting", f"{path} cannot be written: {error.strerror}", field="out") from error
 
 

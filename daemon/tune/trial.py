@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from pagedd.daemon.tune.load import Entry
+from pagedd.client.request_log import LoggedRequest
 from pagedd.engine.config import EngineConfig
 
 
@@ -19,7 +19,7 @@ class Trial(msgspec.Struct, kw_only=True):
     """What to try. With `texts`, token ids each, also what the model chooses after their beginnings."""
 
     config: EngineConfig
-    load: list[Entry]
+    load: list[LoggedRequest]
     num_users: int
     seconds: float
     warmup_s: float
@@ -35,6 +35,7 @@ class TrialResult(msgspec.Struct, kw_only=True):
     mean_running: float = 0.0
     kv_usage: float = 0.0
     preemptions_per_s: float = 0.0
+    waited_ratio: float = 0.0  # of the time, that it was ready to compute and others had the cores
     hit_ratio: float = 0.0
     kv_cache_dtype: str = ""
     max_num_batched_tokens: int = 0

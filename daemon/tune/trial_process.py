@@ -9,6 +9,8 @@ import argparse
 import logging
 import statistics
 import sys
+import time
+from pathlib import Path
 
 import msgspec
 
@@ -39,7 +41,9 @@ def perform(trial: Trial) -> TrialResult:
     engine, info = create_engine(trial.config, lambda share, what: None)
     choices = None if trial.texts is None else agreement.choices(engine, trial.texts)
     users = make_users(trial.load, trial.num_users, info.vocab_size, info.max_request_tokens)
+    started_s, waited_s = time.perf_counter(), seconds_without_core()
     measured = measure(engine, users, seconds=trial.seconds, warmup_s=trial.warmup_s)
+    waited_ratio = (seconds_without_core() - waited_s) / (time.perf_counter() - started_s)
     steps = max(1, measured.num_steps)
     return TrialResult(
         error=measured.error,
@@ -48,11 +52,21 @@ def perform(trial: Trial) -> TrialResult:
         mean_running=measured.mean_running,
         kv_usage=measured.sum_used_blocks / steps / info.num_blocks,
         preemptions_per_s=measured.num_preemptions / measured.seconds if measured.seconds else 0.0,
+        waited_ratio=waited_ratio,
         hit_ratio=measured.num_cached_tokens / measured.num_prompt_tokens if measured.num_prompt_tokens else 0.0,
         kv_cache_dtype=info.kv_cache_dtype,
         max_num_batched_tokens=info.max_num_batched_tokens,
         choices=choices,
     )
+
+
+def seconds_without_core() -> float:
+    """How long this process's first thread has waited for a core so far; 0 where the kernel does not say."""
+    try:
+        _, waited_ns, _ = Path("/proc/self/schedstat").read_text().split()
+    except OSError:
+        return 0.0
+    return int(waited_ns) / 1e9
 
 
 if __name__ == "__main__":

@@ -220,11 +220,11 @@ class BlockManager:
         size, keys = self.block_size, [self.prefix_cache.root_key(sequence.request.cache_extras)]
         for start in range(0, sequence.num_tokens // size * size, size):
             keys.append(next_block(keys[-1], sequence.token_ids[start : start + size]).key)
-        entries, continuing = self.prefix_cache.continuing(set(keys[1:]))
+        entries, continuing, others = self.prefix_cache.continuing(set(keys[1:]))
         for entry in entries:
             self.pool.discard(entry.block_id)
             self.prefix_cache.forget(entry.block_id)
-        self.tiers.forget_from(continuing.union(keys[1:]))
+        self.tiers.forget_from(continuing.union(keys[1:]), others)
 
     def num_freed_by(self, sequence: Sequence, given_back: Counter[int]) -> int:
         """Blocks that would become idle if `sequence` gave its own back after others did.
@@ -247,14 +247,22 @@ class BlockManager:
             fills[block_id] = min(filled, 255)
         return bytes(fills)
 
-    def evict(self, head: CachedBlock) -> tuple[int, int]:
-        """Frees the idle blocks of the prefix that ends in `head`'s block, and of all that continues it.
+    def evict(self, digest: bytes) -> tuple[int, int] | None:
+        """Frees the idle blocks of the prefix that ends in the block of `digest`, and of all that continues it.
 
-        Returns how many blocks became free, and how many stay because a live sequence uses them.
+        Tiers forget them too. Returns how many blocks became free, and how many stay because a live sequence uses them;
+        None when neither the index nor a tier has that digest.
         """
-        entries, keys = self.prefix_cache.continuing({self.prefix_cache.stored_block(head).key})
+        key: bytes | None = None
+        if (head := self.prefix_cache.under(digest)) is not None:
+            key = self.prefix_cache.stored_block(head).key
+        elif self.tiers is not None:
+            key = self.tiers.key_of(digest)
+        if key is None:
+            return None
+        entries, keys, others = self.prefix_cache.continuing({key})
         if self.tiers is not None:
-            self.tiers.forget_from(keys)
+            self.tiers.forget_from({key, *keys}, others)
         num_freed = num_kept = 0
         for entry in entries:
             if self.pool.is_cached(entry.block_id):

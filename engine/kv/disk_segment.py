@@ -1,7 +1,8 @@
 """One file of KV blocks: how it is written, and everything that must hold before a byte of it is believed.
 
     header       magic, version, block size, bytes a block, number of blocks, identity, digest of header and table
-    table        for each block: key, key of the block before it, digest of key and bytes, token ids
+    table        for each block: key, key of the block before it, digest of key and bytes, digest in the pool's index,
+                 its position, token ids
     bytes        of one block after another
 
 Numbers are little-endian. The identity is a digest over model, form of the cache and layout; whoever differs in any
@@ -19,9 +20,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from pagedd.engine.kv.stored_block import KEY_BYTES, BlockBytes, StoredBlock
+from pagedd.engine.kv.stored_block import INDEX_DIGEST_BYTES, KEY_BYTES, BlockBytes, StoredBlock
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".kv"
 UNFINISHED_SUFFIX = ".unfinished"
 IDENTITY_BYTES = 32
@@ -31,6 +32,7 @@ _DIGEST_BYTES = 32
 _NAME_BYTES = 8
 # Nothing that stands under a file's name may hold the engine up or lead elsewhere.
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_ENTRY = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{_DIGEST_BYTES}s{INDEX_DIGEST_BYTES}sI")
 _HEADER = struct.Struct(f"<8sIIQI{IDENTITY_BYTES}s{_DIGEST_BYTES}s")
 
 
@@ -53,7 +55,7 @@ class SegmentForm:
     @property
     def entry_bytes(self) -> int:
         """Of one block in the table."""
-        return 2 * KEY_BYTES + _DIGEST_BYTES + 4 * self.block_size
+        return _ENTRY.size + 4 * self.block_size
 
     @property
     def bytes_per_block(self) -> int:
@@ -137,7 +139,7 @@ def read_segment(path: Path, form: SegmentForm) -> Segment:
         raise UnusableSegment("its table is not what was written")
     entries = [table[start : start + form.entry_bytes] for start in range(0, len(table), form.entry_bytes)]
     blocks = tuple(_stored_block(entry) for entry in entries)
-    digests = tuple(entry[2 * KEY_BYTES :][:_DIGEST_BYTES] for entry in entries)
+    digests = tuple(_ENTRY.unpack_from(entry)[2] for entry in entries)
     return Segment(path, form, blocks, digests, status.st_size)
 
 
@@ -149,13 +151,15 @@ def _header(form: SegmentForm, num_blocks: int, table: bytes) -> bytes:
 
 
 def _entry(block: StoredBlock, digest: bytes) -> bytes:
-    return block.key + block.parent_key + digest + struct.pack(f"<{len(block.token_ids)}I", *block.token_ids)
+    head = _ENTRY.pack(block.key, block.parent_key, digest, block.digest, block.position)
+    return head + struct.pack(f"<{len(block.token_ids)}I", *block.token_ids)
 
 
 def _stored_block(entry: bytes) -> StoredBlock:
-    token_bytes = entry[2 * KEY_BYTES + _DIGEST_BYTES :]
+    key, parent_key, _, digest, position = _ENTRY.unpack_from(entry)
+    token_bytes = entry[_ENTRY.size :]
     token_ids = struct.unpack(f"<{len(token_bytes) // 4}I", token_bytes)
-    return StoredBlock(entry[:KEY_BYTES], entry[KEY_BYTES : 2 * KEY_BYTES], token_ids)
+    return StoredBlock(key, parent_key, token_ids, digest, position)
 
 
 def _block_digest(key: bytes, data: BlockBytes) -> bytes:

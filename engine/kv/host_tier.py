@@ -87,14 +87,15 @@ class HostTier:
         return [block for _, block in reversed(self._slots.values())]
 
     def stats(self, costs: CopyCosts) -> TierStats:
-        """`costs` are those of the copies between the pool and here."""
+        """`costs` are those of the copies to the pool, whichever tier they come from, and from it to here."""
+        own_share = min(1.0, self.figures.promotions_total / costs.load.total) if costs.load.total else 0.0
         return replace(
             self.figures,
             num_blocks=len(self._slots),
             num_bytes=len(self._slots) * self._block_bytes,
-            read_bytes_total=costs.load.total * self._block_bytes,
+            read_bytes_total=self.figures.promotions_total * self._block_bytes,
             written_bytes_total=costs.save.total * self._block_bytes,
-            read_seconds_total=costs.load.total_s,
+            read_seconds_total=own_share * costs.load.total_s,
             write_seconds_total=costs.save.total_s,
         )
 

@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from pagedd.engine.kv.stored_block import StoredBlock, next_block, root_key
-
-DIGEST_BYTES = 16
+from pagedd.engine.kv.stored_block import INDEX_DIGEST_BYTES, StoredBlock, next_block, root_key
 
 Extras = tuple[tuple[str, str], ...]
 Hasher = Callable[[bytes], bytes]
 
 
 def blake2b_digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+    return blake2b(data, digest_size=INDEX_DIGEST_BYTES).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +92,11 @@ class PrefixCache:
         """The entry of that digest, whatever precedes it."""
         return self._by_digest.get(digest)
 
-    def continuing(self, keys: Set[bytes]) -> tuple[list[CachedBlock], set[bytes]]:
+    def continuing(self, keys: Set[bytes]) -> tuple[list[CachedBlock], set[bytes], set[bytes]]:
         """The entries that hold a block of `keys`, as the tiers name it, or continue one. O(index).
 
         An entry may have outlived some of those before it. Returns the keys of all of them as well, the lost ones'
-        included: by those the tiers' blocks hang together.
+        included, and those of all others: by those the tiers' blocks hang together.
         """
         is_behind: dict[CachedBlock, bool] = {}
         for entry in self._by_block.values():
@@ -114,6 +112,7 @@ class PrefixCache:
         return (
             [entry for entry in found if self._by_block.get(entry.block_id) is entry],
             {self.stored_block(entry).key for entry in found},
+            {self.stored_block(entry).key for entry, behind in is_behind.items() if not behind},
         )
 
     def stored_block(self, entry: CachedBlock) -> StoredBlock:
@@ -121,13 +120,12 @@ class PrefixCache:
         unnamed = [entry]
         while unnamed[-1].stored is None and (parent := unnamed[-1].parent) is not None:
             unnamed.append(parent)
-        stored = unnamed[-1].stored
-        key = stored.key if stored is not None else self.root_key(entry.extras)
+        first = unnamed.pop()
+        stored = first.stored or next_block(self.root_key(entry.extras), first.token_ids, first.digest)
+        first.stored = stored
         for each in reversed(unnamed):
-            each.stored = each.stored or next_block(key, each.token_ids)
-            key = each.stored.key
-        assert entry.stored is not None
-        return entry.stored
+            stored = each.stored = next_block(stored.key, each.token_ids, each.digest, stored.position + 1)
+        return stored
 
     def root_key(self, extras: Sequence[tuple[str, str]]) -> bytes:
         """Start of a chain of keys, see `stored_block.py`."""

@@ -6,7 +6,7 @@ Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel 
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -160,18 +160,22 @@ def _copy_bytes(source: torch.Tensor, to: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """`num_full_requests`: how many requests of `max_model_len` tokens the pool holds at once."""
+    """`num_full_requests`: how many requests of `max_model_len` tokens the pool holds at once.
+
+    `is_memory_left`: more blocks would have fitted than all seats can use.
+    """
 
     num_blocks: int
     num_tokens: int
     num_bytes: int
     num_full_requests: float
+    is_memory_left: bool = False
 
     def describe(self) -> str:
         return (
             f"KV pool: {self.num_blocks} blocks, {self.num_tokens} tokens, {_gib(self.num_bytes)}; "
             f"{self.num_full_requests:.1f} full-length requests fit"
-        )
+        ) + (", one for each seat; num_blocks for more prefixes" if self.is_memory_left else "")
 
 
 def size_pool(
@@ -184,7 +188,10 @@ def size_pool(
     max_num_seqs: int,
     max_model_len: int,
 ) -> PoolSize:
-    """As many blocks as `share` of the free memory holds beside the reserve, and no more than could ever be used.
+    """As many blocks as `share` of the free memory holds beside the reserve, and no more than all seats can use.
+
+    Beyond that a larger pool would hold prefixes that nobody uses now, and who wants them sets `num_blocks`: the memory
+    may be of use to other programs. So where it is plenty, a smaller form of the cache leaves more of it free.
 
     Args:
         free_bytes: free now, with the weights loaded.
@@ -195,7 +202,8 @@ def size_pool(
     """
     blocks_per_request = -(-max_model_len // block_size)
     budget = int(free_bytes * share) - reserve_bytes
-    num_blocks = min(budget // bytes_per_block, max_num_seqs * blocks_per_request)
+    usable = max_num_seqs * blocks_per_request
+    num_blocks = min(budget // bytes_per_block, usable)
     if num_blocks < 1:
         raise EngineError(
             "no_kv_memory",
@@ -203,7 +211,8 @@ def size_pool(
             f"{_mib(max(budget, 0))}, one block needs {_mib(bytes_per_block)}; "
             "free memory, raise gpu_memory_utilization or lower max_num_batched_tokens",
         )
-    return pool_of(num_blocks, bytes_per_block, block_size, max_model_len)
+    pool = pool_of(num_blocks, bytes_per_block, block_size, max_model_len)
+    return replace(pool, is_memory_left=budget // bytes_per_block > usable)
 
 
 def pool_of(num_blocks: int, bytes_per_block: int, block_size: int, max_model_len: int) -> PoolSize:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 KEY_BYTES = 32
+INDEX_DIGEST_BYTES = 16
 
 # A block's bytes, all layers, as `storage.py` has them; what is in them is its business.
 BlockBytes = memoryview | bytearray
@@ -19,11 +20,19 @@ BlockCopy = tuple[int, BlockBytes]
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One full block's content. `parent_key` is the key of the block before it, or of the chain's root."""
+    """One full block's content, as much of it as tells it from all others; what is only looked for has no more.
+
+    Attributes:
+        parent_key: the key of the block before it, or of the chain's root.
+        digest: by which the pool's index knows it, and people do.
+        position: how many blocks come before it.
+    """
 
     key: bytes
     parent_key: bytes
     token_ids: tuple[int, ...]
+    digest: bytes = b""
+    position: int = 0
 
 
 def root_key(root: bytes) -> bytes:
@@ -31,18 +40,24 @@ def root_key(root: bytes) -> bytes:
     return blake2b(root, digest_size=KEY_BYTES).digest()
 
 
-def next_block(parent_key: bytes, token_ids: Sequence[int]) -> StoredBlock:
+def next_block(parent_key: bytes, token_ids: Sequence[int], digest: bytes = b"", position: int = 0) -> StoredBlock:
     """The block of these tokens behind `parent_key`."""
     key = blake2b(parent_key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
-    return StoredBlock(key, parent_key, tuple(token_ids))
+    return StoredBlock(key, parent_key, tuple(token_ids), digest, position)
 
 
-def descendants(blocks: Iterable[StoredBlock], roots: Iterable[bytes]) -> set[bytes]:
-    """The keys of `roots`, and of those among `blocks` that continue one of them."""
+def descendants(blocks: Iterable[StoredBlock], roots: Iterable[bytes], others: Iterable[bytes] = ()) -> set[bytes]:
+    """The keys of `roots`, and of those among `blocks` that continue one of them.
+
+    Also of those that may: what comes before them is lost, and neither among `blocks` nor one of the keys `others`.
+    """
+    blocks = list(blocks)
     children: dict[bytes, list[bytes]] = {}
     for block in blocks:
         children.setdefault(block.parent_key, []).append(block.key)
-    found, unseen = set[bytes](), list(roots)
+    known = {block.key for block in blocks}.union(others)
+    behind_gaps = {block.parent_key for block in blocks if block.position and block.parent_key not in known}
+    found, unseen = set[bytes](), [*roots, *behind_gaps]
     while unseen:
         if (key := unseen.pop()) not in found:
             found.add(key)

@@ -6,8 +6,7 @@ moved by the runner (`block_transfers.py`). Knows neither sequences nor referenc
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 
 from pagedd.engine.kv.copy_costs import CopyCosts
 from pagedd.engine.kv.disk_tier import DiskTier
@@ -134,14 +133,25 @@ class Tiers:
 
     # --- contents that are wanted no more -----------------------------------------------------------------------------
 
-    def forget_from(self, keys: Iterable[bytes]) -> None:
-        """Drops the blocks of these keys, and what continues them, whichever tier has which."""
-        in_host = self.host.newest_first() if self.host is not None else ()
-        on_disk = self.disk.blocks() if self.disk is not None else ()
-        doomed = descendants(chain(in_host, on_disk), keys)
+    def key_of(self, digest: bytes) -> bytes | None:
+        """Of a stored block that the pool's index knew by `digest`. O(blocks)."""
+        return next((block.key for block in self._blocks() if block.digest == digest), None)
+
+    def forget_from(self, keys: Iterable[bytes], others: Iterable[bytes]) -> None:
+        """Drops the blocks of these keys, and what continues them, whichever tier has which.
+
+        A block of which nobody knows what it continues goes with them. `others`: of all that the pool goes on to hold.
+        """
+        doomed = descendants(self._blocks(), keys, others)
         for tier in (self.host, self.disk):
             if tier is not None:
                 tier.forget(doomed)
+
+    def _blocks(self) -> Iterator[StoredBlock]:
+        if self.host is not None:
+            yield from self.host.newest_first()
+        if self.disk is not None:
+            yield from self.disk.blocks()
 
     def clear(self) -> None:
         self._saves, self._loads = [], {}

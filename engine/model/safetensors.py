@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EngineError("model_unavailable", f"{path}: {error.strerror or error}; fetch the model first") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise malformed(f"{path} is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise malformed(f"{path} is not a JSON object")
@@ -55,13 +55,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).exists():
         shards = read_json(folder / _INDEX).get("weight_map")
-        if not isinstance(shards, dict):
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise malformed(f"{folder / _INDEX} has no weight_map")
-        paths = [folder / name for name in sorted(set(shards.values()))]
-        for path in paths:
-            if path.parent != folder or not path.is_file():
-                raise malformed(f"shard {path.name} of {folder / _INDEX} is missing")
-        return paths
+        names = sorted(set(shards.values()))
+        # Looked for among what is there: a name may lead elsewhere, or be none that a file can have.
+        present = {path.name for path in folder.iterdir() if path.is_file()}
+        for name in names:
+            if name not in present:
+                raise malformed(f"shard {name[:256]} of {folder / _INDEX} is missing")
+        return [folder / name for name in names]
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         pickled = next(folder.glob("*.bin"), None)

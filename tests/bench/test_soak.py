@@ -1,6 +1,11 @@
-"""The rules of the soak see what is wrong."""
+"""The rules of the soak see what is wrong, and a short soak finds nothing."""
 
-from pagedd.bench.soak.__main__ import Held
+from pathlib import Path
+
+import pytest
+
+from pagedd.bench.soak.__main__ import main
+from pagedd.bench.soak.held import Held
 from pagedd.bench.soak.ledger import Ends, Ledger
 from pagedd.bench.soak.log_lines import unexplained
 
@@ -51,10 +56,21 @@ def test_a_line_that_no_fault_explains_is_found_with_its_trace() -> None:
 
 
 def test_a_descriptor_or_a_process_that_stays_is_told() -> None:
-    before = Held(100 << 20, 30, 12, 3, 200 << 20, 10)
-    assert Held(101 << 20, 30, 14, 2, 190 << 20, 10).grown_beyond(before) == []
-    assert Held(200 << 20, 31, 12, 4, 200 << 20, 10).grown_beyond(before) == [
+    before = Held(100 << 20, 30, 12, 3, 200 << 20, 10, 4)
+    assert Held(101 << 20, 30, 14, 2, 190 << 20, 10, 4).grown_beyond(before) == []
+    assert Held(200 << 20, 31, 12, 4, 200 << 20, 10, 4).grown_beyond(before) == [
         f"rss_bytes: {100 << 20} before, {200 << 20} after, {48 << 20} allowed",
         "num_descriptors: 30 before, 31 after, 0 allowed",
         "num_children: 3 before, 4 after, 0 allowed",
     ]
+
+
+# Each fault once: the engine is killed, hung and stopped, the disk is full, clients crowd, the settings are read anew.
+@pytest.mark.slow
+def test_a_daemon_is_after_a_minute_of_faults_as_it_was_before(
+    model_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    status = main(["--seconds", "45", "--interval", "2", "--model", str(model_gguf)])
+    output = capsys.readouterr()
+    assert status == 0, output.err + output.out

@@ -136,6 +136,19 @@ def test_the_engine_is_put_to_sleep_and_woken(daemon: FakeDaemon, run: Run, comm
     assert isinstance(daemon.hear(message, "admin"), message)
 
 
+def test_a_log_is_replayed_and_summed_up(
+    daemon: FakeDaemon, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text('{"prompt_token_ids": [1, 2], "output_tokens": 3, "priority": 5}\n')
+    assert run("replay", str(log)) == 0
+    asked = daemon.hear(Generate)
+    assert (asked.prompt_token_ids, asked.sampling.max_tokens, asked.priority) == ([1, 2], 3, 5)
+    assert capsys.readouterr().out.startswith("answered 1 in ")
+    for file, speed in ((str(log), "0"), (str(tmp_path / "none"), "1")):
+        assert run("replay", file, "--speed", speed) == pagectl.EXIT_REFUSED
+
+
 def test_a_model_is_loaded_by_its_name_or_by_its_whole_path(
     daemon: FakeDaemon, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ start_daemon     starts one; all that a test starts are ended after it
 serving_daemon   one with the real model and engine, ready, shared by all tests of the run: leave it as you found it
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -150,6 +151,14 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "state"
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_fault_is_lost(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fails a test in which a task or a callback raised what nobody asked for."""
+    yield
+    lost = [record for record in caplog.get_records("call") if (record.name, record.levelname) == ("asyncio", "ERROR")]
+    assert lost == [], "\n".join(logging.Formatter().format(record) for record in lost)
 
 
 @pytest.fixture(scope="session")

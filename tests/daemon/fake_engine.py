@@ -18,7 +18,7 @@ from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
 from pagedd.engine.kv.quality import KVQuality
-from pagedd.engine.request import Preemption, Request, SequenceOutput
+from pagedd.engine.request import Preemption, Request, SequenceOutput, TokenLogprobs
 from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
 
 
@@ -56,6 +56,9 @@ class FakeEngine:
     def set_priority(self, request_id: str, priority: int) -> bool:
         return request_id in self.live
 
+    def pace(self, tokens_per_second: float | None) -> None:
+        pass
+
     def step(self) -> list[SequenceOutput]:
         self.num_steps += 1
         self.preemptions = []
@@ -81,14 +84,19 @@ class FakeEngine:
             is_last = done == request.params.max_tokens
             if is_last:
                 del self.live[request_id]
-            outputs.append(
+            token_id = (request.prompt_token_ids[-1] + done) % 1000
+            num_top = request.params.num_logprobs
+            top = [(token_id + rank, -0.5 - rank) for rank in range(num_top or 0)]
+            outputs += [
                 SequenceOutput(
                     request_id=request_id,
-                    choice_index=0,
-                    token_ids=[(request.prompt_token_ids[-1] + done) % 1000],
+                    choice_index=index,
+                    token_ids=[token_id],
+                    logprobs=None if num_top is None else [TokenLogprobs(logprob=-0.5, top=top)],
                     finish_reason="length" if is_last else None,
                 )
-            )
+                for index in range(request.params.n)
+            ]
         time.sleep(0.001)
         return outputs
 
@@ -209,10 +217,11 @@ def create_engine(
         if argument:
             Path(argument).touch()
         os._exit(9)
-    info = INFO
+    length = config.max_model_len or INFO.max_model_len
+    info = replace(INFO, max_model_len=length, max_request_tokens=length)
     if kind == "checks":
         found = KVQuality(form="int8", agreement=0.95, divergence_nats=0.01, num_tokens=os.getpid())
-        info = replace(INFO, kv_quality=config.kv_quality or found)
+        info = replace(info, kv_quality=config.kv_quality or found)
     return FakeEngine(dies_of_exit=kind == "ok-until-exit"), info
 
 

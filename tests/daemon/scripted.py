@@ -310,7 +310,7 @@ class ScriptedHost:
 
 @dataclass
 class Served:
-    """A running API side."""
+    """A running API side. `http` and `url` are the way to the HTTP API that `post` and `get` take."""
 
     host: ScriptedHost
     service: Service
@@ -318,20 +318,22 @@ class Served:
     http_api: HttpApi
     http: aiohttp.ClientSession
     context: zmq.asyncio.Context
+    url: str = "http://localhost"
+    tcp_port: int | None = None
 
     async def post(self, path: str, body: Any) -> tuple[int, Any]:
         """Status and JSON; `body` is JSON, or bytes as they are."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        async with self.http.post(f"http://localhost{path}", data=raw) as response:
+        async with self.http.post(f"{self.url}{path}", data=raw) as response:
             return response.status, msgspec.json.decode(await response.read())
 
     async def get(self, path: str) -> tuple[int, Any]:
-        async with self.http.get(f"http://localhost{path}") as response:
+        async with self.http.get(f"{self.url}{path}") as response:
             return response.status, msgspec.json.decode(await response.read())
 
     async def events(self, path: str, body: Any) -> list[Any]:
         """The events of a stream, decoded; `[DONE]` is "[DONE]"."""
-        async with self.http.post(f"http://localhost{path}", json=body) as response:
+        async with self.http.post(f"{self.url}{path}", json=body) as response:
             assert response.status == 200, await response.text()
             assert response.headers["Content-Type"] == "text/event-stream"
             return decode_events(await response.read())

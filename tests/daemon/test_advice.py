@@ -124,3 +124,12 @@ def test_little_is_not_nothing_and_much_is_not_all() -> None:
     assert preempted.finding.endswith("<1 % of tokens computed again")
     (quality,) = advise(replace(HEALTHY, kv_cache_dtype="int4", agreement=0.0004))
     assert "in <0.1 % of tokens" in quality.finding
+
+
+def test_seats_are_not_advised_where_the_cores_are_busy_with_those_there_are() -> None:
+    waiting = replace(HEALTHY, kv_usage_waiting=0.4, occupancy_waiting=1.0, is_cpu=True)
+    [advice] = advise(waiting)
+    assert (advice.cause, advice.change[:10]) == ("idle_blocks", "no setting")
+    assert "--max-num-seqs" not in advice.change
+    [advice] = advise(replace(waiting, max_num_seqs=8))
+    assert advice.change == "--max-num-seqs 16"

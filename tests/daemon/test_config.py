@@ -134,12 +134,26 @@ def test_toml_values_must_have_the_settings_type(toml: Path, line: str) -> None:
     assert refusal(file=toml).code == "invalid_setting"
 
 
-@pytest.mark.parametrize("content", [b"= =", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [b"= =", b"\xff\xfe", b"model = " + b"[" * 5000, b"max_num_seqs = " + b"9" * 5000],
+    ids=["=", "ff", "[", "9"],
+)
 def test_a_file_that_is_not_toml_is_refused_by_name(toml: Path, content: bytes) -> None:
     toml.write_bytes(content)
     error = refusal(file=toml)
     assert error.code == "invalid_setting"
     assert str(toml) in error.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["drain_seconds = 0x" + "f" * 5000, "model = 0x" + "f" * 5000, f"model = {[7] * 5000}", "a" * 5000 + " = 1"],
+    ids=["float", "text", "list", "key"],
+)
+def test_a_value_of_any_size_is_refused_in_few_words(toml: Path, content: str) -> None:
+    toml.write_text(content)
+    assert len(refusal(file=toml).message) < 600
 
 
 def test_a_pipe_under_the_name_of_the_settings_file_is_refused_and_holds_nobody_up(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """The loop around the engine, with a link and an engine that a test scripts. Processes: `test_engine_host.py`."""
 
-from pagedd.daemon.engine_link import Abort, Add, Exit, FromEngine, Idle, StepDone, ToEngine
+from dataclasses import replace
+
+from pagedd.daemon.engine_link import Abort, Add, Exit, FromEngine, Idle, SetPace, StepDone, ToEngine
 from pagedd.daemon.engine_process import serve
+from pagedd.daemon.pace import Pace
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.stats import EngineStats
 
 from .fake_engine import FakeEngine
 
@@ -91,3 +95,43 @@ def test_idle_work_is_done_when_it_is_due_and_told() -> None:
     serve(link, engine)  # type: ignore[arg-type]
     assert link.waits_ms == [1000, 500, 0, 1000]
     assert [type(message) for message in link.sent] == [Idle, StepDone, StepDone]
+
+
+class TenTokensAStep(FakeEngine):
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), num_scheduled_tokens=10)
+
+
+class TimedLink(ScriptedLink):
+    """Time passes while it is waited on; `messages` come one at each look, and then nothing until the work is done."""
+
+    def __init__(self, engine: FakeEngine, *messages: ToEngine) -> None:
+        super().__init__(*messages)
+        self.engine = engine
+        self.now_s = 0.0
+        self.waits_ms: list[int] = []
+
+    def receive(self, timeout_ms: int = -1) -> ToEngine | None:
+        if self.messages:
+            return self.messages.pop(0)
+        if not self.engine.has_work:
+            return Exit()
+        if timeout_ms:
+            self.waits_ms.append(timeout_ms)
+            self.now_s += timeout_ms / 1000
+        return None
+
+
+def test_a_paced_engine_waits_between_its_steps_and_lets_the_front_know_that_it_lives() -> None:
+    engine = TenTokensAStep()
+    link = TimedLink(engine, SetPace(tokens_per_second=8.0), add("a", 3))
+    serve(link, engine, Pace(lambda: link.now_s))  # type: ignore[arg-type]
+    assert link.waits_ms == [1000, 250, 1000, 250]
+    assert [type(message) for message in link.sent] == [StepDone, Idle, StepDone, Idle, StepDone]
+
+
+def test_an_unpaced_engine_waits_for_nothing() -> None:
+    engine = TenTokensAStep()
+    link = TimedLink(engine, SetPace(tokens_per_second=8.0), SetPace(tokens_per_second=None), add("a", 3))
+    serve(link, engine, Pace(lambda: link.now_s))  # type: ignore[arg-type]
+    assert link.waits_ms == []

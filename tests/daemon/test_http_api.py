@@ -6,6 +6,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,40 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 async def served(socket_folder: Path) -> AsyncIterator[Served]:
     async with serving(socket_folder) as running:
         yield running
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Door:
+    """One of the two ways to the same API: the Unix socket, or a TCP port with a key."""
+
+    served: Served
+    port: int | None
+
+    @property
+    def head(self) -> bytes:
+        """The headers that it asks for."""
+        return b"Host: localhost:%d\r\nAuthorization: Bearer first-key\r\n" % self.port if self.port else b"Host: x\r\n"
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.port is None:
+            return await asyncio.open_unix_connection(str(self.served.endpoints.http))
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+async def door(request: pytest.FixtureRequest, socket_folder: Path, free_port: int) -> AsyncIterator[Door]:
+    keys = socket_folder / "keys"
+    keys.write_text("first-key\n")
+    async with serving(socket_folder, http_port=free_port, api_key_file=keys) as running:
+        yield Door(running, free_port if request.param == "tcp" else None)
 
 
 # Streams
@@ -136,22 +171,27 @@ async def test_offsets_of_a_stream_go_on_where_the_last_chunk_ended(served: Serv
 # Clients that leave, and clients that do not read
 
 
-async def leave_after(served: Served, body: dict[str, Any], num_events: int) -> None:
-    """Opens a connection of its own, reads some events and closes it."""
-    reader, writer = await asyncio.open_unix_connection(str(served.endpoints.http))
+async def send(door: Door, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for a completion over a connection of its own."""
+    reader, writer = await door.connect()
     raw = msgspec.json.encode(body)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (door.head, len(raw), raw))
+    return reader, writer
+
+
+async def leave_after(door: Door, body: dict[str, Any], num_events: int) -> None:
+    """Reads some events and closes the connection."""
+    reader, writer = await send(door, body)
     for _ in range(num_events):
         await reader.readuntil(b"data: ")
     writer.close()
 
 
-async def test_two_hundred_clients_that_leave_in_the_middle_stop_their_requests_and_harm_no_other(
-    served: Served,
-) -> None:
+async def test_two_hundred_clients_that_leave_in_the_middle_stop_their_requests_and_harm_no_other(door: Door) -> None:
+    served = door.served
     served.host.reply = lambda request: [97] * (100_000 if request.prompt_token_ids == [98] else 5)
     for _ in range(200):
-        await leave_after(served, {"prompt": "b", "max_tokens": 2000, "stream": True}, 5)
+        await leave_after(door, {"prompt": "b", "max_tokens": 2000, "stream": True}, 5)
         status, answer = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 5})
         assert (status, answer["choices"][0]["text"]) == (200, "aaaaa")
     await until(lambda: not served.host.live)
@@ -160,31 +200,29 @@ async def test_two_hundred_clients_that_leave_in_the_middle_stop_their_requests_
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_while_its_prompt_waits_stops_its_request(served: Served, stream: bool) -> None:
+async def test_a_client_that_leaves_while_its_prompt_waits_stops_its_request(door: Door, stream: bool) -> None:
+    served = door.served
     served.host.reply = lambda request: None
-    await leave_after(served, {"prompt": "a", "stream": stream}, 0)
+    await leave_after(door, {"prompt": "a", "stream": stream}, 0)
     await until(lambda: len(served.host.aborted) == 1)
     assert served.host.live == {}
 
 
-async def test_a_client_that_never_reads_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_reads_is_dropped(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_generate, "_WRITE_TIMEOUT_S", 0.2)
+    served = door.served
     served.host.reply = lambda request: None
-    raw = msgspec.json.encode({"prompt": "a", "stream": True, "max_tokens": 2000})
-    with socket.socket(socket.AF_UNIX) as client:
-        client.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(client, str(served.endpoints.http))
-        await asyncio.get_running_loop().sock_sendall(
-            client, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw
-        )
-        await until(lambda: bool(served.host.submitted))
-        request_id = served.host.submitted[0].request_id
-        for _ in range(200):
-            if request_id not in served.host.live:
-                break
-            served.host.produce(request_id, b"x" * 50_000)
-            await asyncio.sleep(0.01)
-        assert (request_id, None) in served.host.aborted
+    _, writer = await send(door, {"prompt": "a", "stream": True, "max_tokens": 2000})
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await until(lambda: bool(served.host.submitted))
+    request_id = served.host.submitted[0].request_id
+    for _ in range(400):
+        if request_id not in served.host.live:
+            break
+        served.host.produce(request_id, b"x" * 50_000)
+        await asyncio.sleep(0.01)
+    assert (request_id, None) in served.host.aborted
+    writer.close()
     assert b'pagedd:request_errors_total{code="client_too_slow"' in served.service.metrics.render()
 
 
@@ -288,9 +326,10 @@ async def test_an_unknown_path_or_method_is_an_error_object_too(served: Served) 
     status, answer = await served.post("/v2/completions", {})
     assert (status, answer["error"]["code"]) == (404, "unknown_route")
     assert answer["error"]["message"] == "POST /v2/completions: there is no such path; docs/api.md lists them"
-    status, answer = await served.get("/v1/completions")
-    assert (status, answer["error"]["code"]) == (404, "unknown_route")
-    assert answer["error"]["message"] == "GET /v1/completions: that path takes POST"
+    async with served.http.get("http://localhost/v1/completions") as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], response.headers["Allow"]) == (405, "method_not_allowed", "POST")
+        assert error["message"] == "GET /v1/completions: that path takes POST"
 
 
 async def test_a_header_that_is_too_long_is_refused_and_the_server_goes_on(served: Served) -> None:
@@ -300,11 +339,11 @@ async def test_a_header_that_is_too_long_is_refused_and_the_server_goes_on(serve
     assert (await served.get("/ready"))[0] == 200
 
 
-async def answer_to(served: Served, *parts: bytes) -> tuple[int, dict[str, Any]]:
+async def answer_to(door: Door, *parts: bytes) -> tuple[int, dict[str, Any]]:
     """Writes `parts` one after the other to a connection of its own; status and body of what comes back."""
-    reader, writer = await asyncio.open_unix_connection(str(served.endpoints.http))
+    reader, writer = await door.connect()
     for part in parts:
-        writer.write(part)
+        writer.write(part.replace(b"Host: x\r\n", door.head))
         await writer.drain()
         await asyncio.sleep(0.02)
     head = await reader.readuntil(b"\r\n\r\n")
@@ -338,14 +377,27 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
     ids=lambda parts: repr(b"".join(parts))[:60],
 )
 async def test_what_is_not_http_is_refused_with_a_code_and_without_a_trace_in_the_log(
-    served: Served, parts: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    door: Door, parts: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_api, "_BODY_TIMEOUT_S", 0.2)
-    status, answer = await answer_to(served, *parts)
+    status, answer = await answer_to(door, *parts)
     assert (status, answer["error"]["code"]) == (400, "malformed_message")
     assert len(answer["error"]["message"]) < 300
     assert not [record for record in caplog.records if record.exc_info]
-    assert (await served.get("/ready"))[0] == 200
+    assert (await door.served.get("/ready"))[0] == 200
+
+
+@pytest.mark.parametrize("target", [b"http://[:@/", b"http://a:b@[:]:@/"])
+async def test_a_target_that_breaks_the_parser_ends_its_connection_and_nothing_else(
+    door: Door, target: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await door.connect()
+    writer.write(b"GET " + target + b" HTTP/1.1\r\n" + door.head + b"\r\n")
+    answer = (await asyncio.wait_for(reader.read(), 10))[:12]  # to its end
+    writer.close()
+    assert answer[5:] in (b"", b"1.0 400", b"1.1 400")
+    assert not [record for record in caplog.records if record.exc_info]
+    assert (await door.served.get("/ready"))[0] == 200
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -393,20 +445,12 @@ async def test_any_host_is_right_on_the_socket_and_no_page_is_told_that_it_may_r
         assert response.status == 200
         assert not [name for name in response.headers if name.lower().startswith("access-control")]
     async with served.http.options("http://localhost/v1/completions", headers=headers) as response:
-        assert response.status == 404
+        assert response.status == 405
 
 
 async def test_the_caller_is_who_the_kernel_says(served: Served) -> None:
     await served.post("/v1/completions", {"prompt": "a"})
     assert served.host.submitted[0].cache_extras == (("caller", f"uid:{os.geteuid()}"),)
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

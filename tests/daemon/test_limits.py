@@ -1,11 +1,14 @@
-"""Every limit at the door, over both transports: the same input has the same code and names the same field."""
+"""Every limit at the door, over every transport: the same input has the same code and names the same field."""
 
 import math
 import re
+import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -21,12 +24,24 @@ SAMPLING = {
     "frequency_penalty", "logit_bias", "logprobs", "seed", "stop", "stop_token_ids", "ignore_eos",
 }  # fmt: skip
 LONG = [1] * 11_680
+KEY = "first-key"
 
 
 @pytest.fixture
 async def served(socket_folder: Path) -> AsyncIterator[Served]:
-    async with serving(socket_folder, max_prompts_per_request=128) as running:
-        yield running
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    keys = socket_folder / "keys"
+    keys.write_text(KEY)
+    async with serving(socket_folder, max_prompts_per_request=128, http_port=port, api_key_file=keys) as running:
+        yield replace(running, tcp_port=port)
+
+
+async def over_tcp(served: Served, fields: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Like `over_http`."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as http:
+        at_port = replace(served, http=http, url=f"http://localhost:{served.tcp_port}")
+        return await over_http(at_port, fields)
 
 
 async def over_http(served: Served, fields: dict[str, Any]) -> tuple[str | None, str | None]:
@@ -149,10 +164,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "field"), REFUSED, ids=lambda value: repr(value)[:60])
-async def test_what_is_out_of_range_is_refused_by_name_over_both_transports(
+async def test_what_is_out_of_range_is_refused_by_name_over_every_transport(
     served: Served, fields: dict[str, Any], code: str, field: str
 ) -> None:
     assert await over_http(served, fields) == (code, field)
+    assert await over_tcp(served, fields) == (code, field)
     zmq_field = "prompt_token_ids" if field == "prompt" and "prompt_token_ids" in fields else field
     assert await over_zmq(served, fields) == (code, zmq_field)
     assert served.host.submitted == []
@@ -176,9 +192,9 @@ TAKEN: list[dict[str, Any]] = [
 async def test_the_ends_of_every_range_are_inside_it(served: Served, fields: dict[str, Any]) -> None:
     if "logprobs" in fields:
         served.host.reply = lambda request: [97]
-    assert await over_http(served, fields) == (None, None)
-    assert await over_zmq(served, fields) == (None, None)
-    assert len(served.host.submitted) == 2
+    for over in (over_http, over_tcp, over_zmq):
+        assert await over(served, fields) == (None, None)
+    assert len(served.host.submitted) == 3
 
 
 def test_every_limit_of_the_table_is_met_in_these_tests() -> None:
@@ -219,6 +235,8 @@ async def test_what_the_pool_can_never_hold_is_refused_with_its_size(socket_fold
         )
         status, _ = await served.post("/v1/completions", {"prompt": "hi"})
         assert status == 200
+        _, models = await served.get("/v1/models")
+        assert models["data"][0]["max_model_len"] == 800
 
 
 async def test_numbers_that_are_not_finite_are_refused(served: Served) -> None:
@@ -271,6 +289,7 @@ async def test_an_integer_of_any_length_is_refused_and_not_computed_with(
 )
 async def test_one_bad_prompt_among_many_refuses_them_all(served: Served, prompt: Any, code: str) -> None:
     assert await over_http(served, {"prompt": prompt}) == (code, "prompt")
+    assert await over_tcp(served, {"prompt": prompt}) == (code, "prompt")
     assert served.host.submitted == []
 
 
@@ -308,13 +327,14 @@ async def test_a_queue_that_is_full_refuses_over_both_and_says_when_to_come_back
         (EngineState.LOADING, "engine_loading"),
         (EngineState.RESTARTING, "engine_died"),
         (EngineState.FAILED, "engine_failed"),
+        (EngineState.STALLED, "engine_stalled"),
         (EngineState.STOPPED, "shutting_down"),
     ],
 )
-async def test_without_an_engine_both_refuse_with_503(served: Served, state: EngineState, code: str) -> None:
+async def test_without_an_engine_all_refuse_with_503(served: Served, state: EngineState, code: str) -> None:
     served.host.state = state
-    assert await over_http(served, {}) == (code, None)
-    assert await over_zmq(served, {}) == (code, None)
+    for over in (over_http, over_tcp, over_zmq):
+        assert await over(served, {}) == (code, None)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ UNSUPPORTED: list[tuple[Any, dict[str, Any]]] = [
     (completion, {"prompt_embeds": "x"}),
     (completion, {"use_beam_search": True}),
     (completion, {"prompt_logprobs": 1}),
+    (completion, {"use_beam_search": 0}),  # to Python, it is False
     (completion, {"logits_processors": ["x"]}),
     (completion, {"guided_json": {}}),
     (completion, {"guided_regex": "x"}),

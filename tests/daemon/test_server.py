@@ -7,14 +7,17 @@ import signal
 import socket
 import subprocess
 import threading
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from http.client import HTTPException
 from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
-from pagedd.client.endpoints import Endpoints
+from pagedd.client.endpoints import Endpoints, ipc
+from pagedd.client.protocol import PROTOCOL_VERSION, Generate, Sampling, encode
 from pagedd.client.sync import Client
 from pagedd.daemon.http_connection import max_connections
 from pagedd.daemon.server import how_to_talk
@@ -31,9 +34,10 @@ def completion(daemon: RunningDaemon, token_ids: list[int], max_tokens: int = 3,
 class InBackground(threading.Thread):
     """A request of its own thread; `answer` is there after `join`."""
 
-    def __init__(self, daemon: RunningDaemon, token_ids: list[int], max_tokens: int) -> None:
+    def __init__(self, daemon: RunningDaemon, token_ids: list[int], max_tokens: int, **fields: object) -> None:
         super().__init__(daemon=True)
         self._request = (daemon, token_ids, max_tokens)
+        self._fields = fields
         self.answer = (0, "")
         self.start()
         if token_ids != [Prompt.HANG]:  # of a step that never ends nothing is told
@@ -41,12 +45,16 @@ class InBackground(threading.Thread):
 
     def run(self) -> None:
         with suppress(OSError, HTTPException):  # a test may end the daemon under it
-            self.answer = completion(*self._request)
+            self.answer = completion(*self._request, **self._fields)
 
 
 def is_busy(daemon: RunningDaemon) -> bool:
+    return metric(daemon, "vllm:num_requests_running") > 0
+
+
+def metric(daemon: RunningDaemon, name: str) -> float:
     lines = daemon.get("/metrics")[1].splitlines()
-    return any(line.startswith("vllm:num_requests_running{") and not line.endswith(" 0.0") for line in lines)
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
 def engine_of(daemon: RunningDaemon) -> psutil.Process:
@@ -131,6 +139,42 @@ def test_a_second_signal_ends_everything_at_once(start_daemon: StartDaemon) -> N
     daemon.wait_until(lambda daemon: "finishing" in daemon.log)
     assert daemon.stop() == 128 + signal.SIGTERM
     engine.wait(10)
+
+
+def test_clients_of_every_kind_hear_their_end_or_hold_nothing_up(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--drain-seconds", "0.5", fake_engine=True).wait_ready()
+    with zmq.Context() as context, ExitStack() as stack:
+        for number in range(3):  # clients that never read
+            client = stack.enter_context(context.socket(zmq.DEALER))
+            client.connect(ipc(daemon.endpoints.requests))
+            sampling = Sampling(max_tokens=2000, ignore_eos=True)
+            message = Generate(id=str(number), prompt_token_ids=[Prompt.SLOW], sampling=sampling)
+            client.send_multipart([PROTOCOL_VERSION, encode(message)])
+            client.setsockopt(zmq.LINGER, 0)
+        streams = [InBackground(daemon, [Prompt.SLOW, 500], max_tokens=2000, stream=True) for _ in range(2)]
+        daemon.wait_until(lambda daemon: metric(daemon, "vllm:num_requests_running") == 5)
+        long = InBackground(daemon, [Prompt.HANG], max_tokens=3)  # a step that does not end, as a long prefill
+        assert daemon.stop(timeout_s=20) == 0
+    for stream in streams:
+        stream.join()
+        assert stream.answer[0] == 200
+        assert "shutting_down" in stream.answer[1].split("\n\n")[-2]
+    long.join()
+    assert (long.answer[0], json.loads(long.answer[1])["error"]["code"]) == (503, "shutting_down")
+
+
+def test_a_daemon_that_nobody_asks_takes_less_than_a_hundredth_of_a_core(serving_daemon: RunningDaemon) -> None:
+    front = psutil.Process(serving_daemon.process.pid)
+    processes = [front, *front.children(recursive=True)]
+
+    def cpu_seconds() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    before = cpu_seconds()
+    time.sleep(6)
+    # The kernel counts in hundredths of a second, each process for itself.
+    assert cpu_seconds() - before <= 0.06 + 0.01 * len(processes)
+    assert completion(serving_daemon, [5])[0] == 200
 
 
 def test_the_engine_dies_with_a_killed_front_and_the_next_daemon_starts(start_daemon: StartDaemon) -> None:

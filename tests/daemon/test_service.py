@@ -386,7 +386,7 @@ async def test_a_request_that_waits_for_the_engine_to_wake_can_be_given_up(
     assert [type(message) for message in heard] == [Done]
     host.get_up()
     await started(service, host, prompt("other"))
-    assert len(host.submitted) == 1
+    assert [request.prompt_token_ids for request in host.submitted] == [list(b"other")]
 
 
 async def test_an_engine_that_does_not_wake_is_said_to_whoever_waits(service: Service, host: ScriptedHost) -> None:
@@ -496,7 +496,7 @@ async def test_a_name_that_no_model_has_is_refused(service: Service, name: str) 
 
 async def test_while_others_need_the_device_no_request_wakes_the_engine(service: Service, host: ScriptedHost) -> None:
     heard = await started(service, host)
-    yielding = asyncio.create_task(service.device.yield_device("game runs"))
+    yielding = asyncio.create_task(service.device.yield_device("rivals", "game runs"))
     await until(lambda: host.is_sleeping)
     refused = await started(service, host)
     assert isinstance(refused[0], Failed)
@@ -509,9 +509,9 @@ async def test_while_others_need_the_device_no_request_wakes_the_engine(service:
         service.device.wake()
     with pytest.raises(PageddError, match="device_yielded"):
         await service.device.load_model("other", None, ADMIN)
-    await service.device.yield_device("game runs")
+    await service.device.yield_device("rivals", "game runs")
     assert host.num_wakes == 0
-    await service.device.yield_device(None)
+    await service.device.yield_device("rivals", None)
     assert (host.num_wakes, service.state) == (1, "asleep")
     reasons = [event.reason for event in service.events.newest() if event.kind == "engine"]
     assert [reason for reason in reasons if "device" in reason] == [
@@ -520,20 +520,37 @@ async def test_while_others_need_the_device_no_request_wakes_the_engine(service:
     ]
 
 
+async def test_the_device_is_taken_back_when_nobody_needs_it_any_more(service: Service, host: ScriptedHost) -> None:
+    await service.device.yield_device("rivals", "game runs")
+    await service.device.yield_device("suspend", "the machine is suspended")
+    assert service.describe() == "yielding: game runs, the machine is suspended"
+    await service.device.yield_device("rivals", None)
+    assert host.num_wakes == 0
+    await service.device.yield_device("suspend", None)
+    assert host.num_wakes == 1
+
+
+async def test_a_suspend_waits_for_requests_no_longer_than_it_may(service: Service, host: ScriptedHost) -> None:
+    heard = await started(service, host)
+    await service.device.yield_device("suspend", "the machine is suspended", within_s=0.01)
+    assert isinstance(heard[-1], Failed)
+    assert heard[-1].code == "device_yielded"
+
+
 async def test_an_engine_that_slept_before_sleeps_afterwards(service: Service, host: ScriptedHost) -> None:
     await service.device.sleep()
-    await service.device.yield_device("game runs")
+    await service.device.yield_device("rivals", "game runs")
     assert service.state == "yielding"
-    await service.device.yield_device(None)
+    await service.device.yield_device("rivals", None)
     assert (host.num_wakes, service.state) == (0, "asleep")
 
 
 async def test_an_engine_that_loads_is_left_to_it(service: Service, host: ScriptedHost) -> None:
     host.state = EngineState.LOADING
-    await service.device.yield_device("game runs")
+    await service.device.yield_device("rivals", "game runs")
     assert (service.state, host.is_sleeping) == ("loading", False)
     host.state = EngineState.READY
-    await service.device.yield_device("game runs")
+    await service.device.yield_device("rivals", "game runs")
     assert host.state is EngineState.ASLEEP
 
 
@@ -541,11 +558,9 @@ async def test_a_request_that_waited_for_the_engine_hears_that_others_need_the_d
     service: Service, host: ScriptedHost
 ) -> None:
     await service.device.sleep()
-    await service.device.yield_device("game runs")
-    service.device._yields_because = None
     heard: list[DaemonMessage] = []
     service.start([prompt()], ANA, heard.append)
-    service.device._yields_because = "game runs"
+    await service.device.yield_device("rivals", "game runs")
     await until(lambda: bool(heard))
     assert isinstance(heard[0], Failed)
     assert heard[0].code == "device_yielded"

@@ -44,7 +44,7 @@ from pagedd.client.protocol import (
     encode,
 )
 from pagedd.client.stats_frame import decode_stats
-from pagedd.daemon import zmq_connections, zmq_router
+from pagedd.daemon import zmq_connections, zmq_memory, zmq_router
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.engine_state import EngineState
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
@@ -255,6 +255,51 @@ async def test_bytes_that_are_not_even_zeromq_harm_nobody(served: Served) -> Non
             stranger.connect(str(served.endpoints.requests))
             stranger.sendall(raw)
     assert await is_alive(served)
+
+
+# ZMTP 3.0: the greeting and the handshake of a DEALER, and the head of a part of 1 MiB that is not the last.
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\x00") + bytes(32)
+_READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4) + b"DEALER\x08Identity" + bytes(4)
+_PART = b"\x03" + (1 << 20).to_bytes(8) + bytes(1 << 20)
+
+
+async def send_parts(writer: asyncio.StreamWriter, num_parts: int) -> None:
+    writer.write(_GREETING + b"\x04" + bytes([len(_READY)]) + _READY)
+    for _ in range(num_parts):
+        writer.write(_PART)
+        await writer.drain()
+    writer.close()
+
+
+async def test_a_message_of_parts_without_an_end_costs_its_sender_the_connection_and_nobody_else(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = zmq_memory.resident_bytes() + (64 << 20)
+    monkeypatch.setattr(zmq_memory, "MAX_BYTES", limit)
+    host = ScriptedHost(reply=lambda request: None)
+    async with serving(socket_folder, host) as served, served.client() as other:
+        await other.say(prompt())
+        assert isinstance(await other.hear(), Accepted)
+        _, writer = await asyncio.open_unix_connection(str(served.endpoints.requests))
+        with pytest.raises(ConnectionError):
+            await send_parts(writer, 4096)
+        await until(lambda: zmq_memory.resident_bytes() < limit)
+        served.host.produce(served.host.submitted[0].request_id, b"x", finish_reason="length")
+        assert isinstance(await other.hear_end(), Done)
+    assert "1 ZeroMQ connections that send are closed" in caplog.text
+
+
+async def test_memory_that_no_connection_holds_ends_them_once_and_not_for_ever(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zmq_memory, "MAX_BYTES", 1)
+    monkeypatch.setattr(zmq_memory, "_FREED_WITHIN_S", 0.01)
+    monkeypatch.setattr(zmq_memory, "resident_bytes", lambda: 2)
+    async with serving(socket_folder) as served:
+        await until(lambda: "held without any" in caplog.text)
+        await asyncio.sleep(2 * zmq_memory._TICK_S)
+        assert await is_alive(served)
+    assert caplog.text.count("held without any") == 1
 
 
 @pytest.mark.parametrize("name", ["requests", "admin", "stats"])

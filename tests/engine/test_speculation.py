@@ -78,6 +78,15 @@ def test_a_text_that_loops_takes_fewer_steps_than_tokens(bench, cold) -> None:
     assert counters.steps < 45
 
 
+def test_an_engine_that_has_to_keep_a_pace_guesses_nothing(bench, cold) -> None:
+    b = bench(num_blocks=20, num_speculative_tokens=7)
+    b.scheduler.budget.pace(100.0)
+    b.add("a", [3, 4, 5], max_tokens=60)
+    b.run()
+    assert b.output("a") == cold([3, 4, 5], 60)
+    assert b.scheduler.counters.steps == 60
+
+
 def test_a_stop_token_inside_a_guess_ends_the_answer_there(bench, cold) -> None:
     expected = cold([3, 4, 5], 60)
     stop = expected[-1]

@@ -139,6 +139,20 @@ def test_a_prefix_survives_a_restart(bench, cold, tmp_path: Path) -> None:
     assert (disk.hits_total, disk.promotions_total, disk.read_bytes_total) == (3, 3, 12)
 
 
+def test_what_comes_from_the_disk_was_not_read_from_host_memory(bench, tmp_path: Path) -> None:
+    b = bench(num_blocks=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=3)
+    b.run()
+    b.write_to_disk()
+    b.disk.close()
+    b = bench(num_blocks=20, host_slots=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=3)
+    b.run()
+    b.tiers.costs.load.note(3, 0.5)  # as the runner does that copies
+    host, disk = b.tiers.stats().values()
+    assert (disk.read_bytes_total, host.read_bytes_total, host.read_seconds_total) == (12, 0, 0.0)
+
+
 def test_a_damaged_block_ends_the_hit_and_the_rest_is_computed(bench, cold, tmp_path: Path, caplog) -> None:
     b = bench(num_blocks=20, disk=tmp_path)
     b.add("a", PROMPT, max_tokens=3)
@@ -212,6 +226,40 @@ def test_an_evicted_prefix_is_gone_from_the_disk_though_what_leads_there_is_in_h
     assert [stats.num_blocks for stats in b.tiers.stats().values()] == [0, 0]
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_prefix_that_only_a_tier_has_is_evicted_by_its_digest(bench, tmp_path: Path, is_restarted: bool) -> None:
+    b = bench(num_blocks=6, host_slots=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    (root,) = b.blocks.prefix_cache.roots.values()
+    fill_with_others(b)
+    b.write_to_disk()
+    if is_restarted:
+        b.disk.close()
+        b = bench(num_blocks=6, disk=tmp_path)
+    assert b.engine.evict_prefix(root.digest) == (0, 0)
+    assert b.engine.evict_prefix(root.digest) is None
+    b.add("b", PROMPT, max_tokens=1)
+    b.run()
+    assert b.num_cached("b") == 0
+
+
+def test_what_lies_behind_a_gap_that_nobody_can_name_goes_with_an_evicted_prefix(bench) -> None:
+    b = bench(num_blocks=20, host_slots=20)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    b.add("x", OTHER[:9], max_tokens=1)
+    b.run()
+    drop_from_pool(b, 0, 1, 2)
+    lost = next(block.key for block in b.tiers.host.newest_first() if block.token_ids == tuple(PROMPT[4:8]))
+    b.tiers.host.forget([lost])
+    other = next(entry for entry in b.blocks.prefix_cache.roots.values() if entry.token_ids == tuple(OTHER[:4]))
+    b.tiers.save(b.blocks.prefix_cache.stored_block(next(iter(other.children.values()))), 0)
+    head = next(block for block in b.tiers.host.newest_first() if block.token_ids == tuple(PROMPT[:4]))
+    assert b.engine.evict_prefix(head.digest) == (0, 0)
+    assert [block.token_ids for block in b.tiers.host.newest_first()] == [tuple(OTHER[4:8])]
+
+
 def test_broken_numbers_take_along_what_lies_behind_a_gap(bench) -> None:
     b = bench(num_blocks=20, host_slots=20)
     b.add("a", [*PROMPT[:12], *OTHER[:5]], max_tokens=1)
@@ -263,7 +311,7 @@ def test_a_block_that_holds_something_else_by_now_is_not_written(bench, tmp_path
     b.add("a", PROMPT, max_tokens=1)
     b.run()
     assert b.writer.write_piece(max_bytes=4)
-    b.blocks.evict(next(iter(b.blocks.prefix_cache.roots.values())))  # and nobody tells the writer
+    b.blocks.evict(next(iter(b.blocks.prefix_cache.roots.values())).digest)  # and nobody tells the writer
     assert not b.writer.write_piece()
     assert b.disk.stats().num_blocks == 0
 

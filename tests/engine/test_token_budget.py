@@ -62,3 +62,13 @@ def test_one_decode_always_goes(num_decodes: int) -> None:
     for _ in range(3):
         budget.shrink(step(*[1] * num_decodes))
     assert budget.num_decodes == 1
+
+
+def test_a_paced_engine_computes_small_chunks() -> None:
+    budget = TokenBudget(512, 8)
+    budget.pace(400)
+    assert (budget.for_chunks, budget.left(step())) == (100, 100)
+    budget.pace(1)
+    assert budget.for_chunks == LEAST_TOKENS
+    budget.pace(None)
+    assert budget.for_chunks == 512

@@ -81,6 +81,8 @@ def test_an_answer_is_streamed_and_a_refusal_keeps_its_status_and_code(address: 
     status, _, body = post(address, "/v1/completions", prompt="Once", max_tokens=100_000)
     assert (status, json.loads(body)["error"]["code"]) == (400, "prompt_too_long")
     assert post(address, "/v1/completions", prompt="")[0] == 400
+    status, _, body = post(address, "/v1/completions", prompt="x" * (9 << 20))
+    assert (status, json.loads(body)["error"]["code"]) == (413, "message_too_large")
 
 
 def test_what_only_administrators_may_do_is_not_relayed(address: str) -> None:

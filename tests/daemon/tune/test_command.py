@@ -58,5 +58,20 @@ def test_beside_a_running_daemon_it_refuses(serving_daemon: RunningDaemon, envir
     assert "--anyway" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--users", "0"), "0, allowed are 1 to 65536"),
+        (("--seconds", "nan"), "nan, allowed are 1 to 86400"),
+        (("--out", "/nowhere/found.toml"), "/nowhere/found.toml cannot be written: no such directory"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_tried(environ: dict[str, str], flags, said: str) -> None:
+    done = subprocess.run([*TUNE, *flags], env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode
+    assert said in done.stderr
+    assert not done.stdout
+
+
 def test_agreement_is_the_share_of_equal_choices() -> None:
     assert agreement([1, 2, 3, 4], [1, 2, 0, 4]) == 0.75

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.tune.load import SYSTEM_TOKENS, Entry, make_users, read_log, synthetic_load
+from pagedd.client.request_log import LoggedRequest, read_log
+from pagedd.daemon.tune.load import SYSTEM_TOKENS, make_users, synthetic_load
 
 
 def test_a_log_may_have_ids_or_lengths(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text('{"prompt_token_ids": [1, 2], "output_tokens": 3}\n\n{"prompt_tokens": 5, "output_tokens": 4}\n')
     assert read_log(log) == [
-        Entry(prompt_token_ids=[1, 2], output_tokens=3),
-        Entry(prompt_tokens=5, output_tokens=4),
+        LoggedRequest(prompt_token_ids=[1, 2], output_tokens=3),
+        LoggedRequest(prompt_tokens=5, output_tokens=4),
     ]
 
 
@@ -22,6 +23,7 @@ def test_a_log_may_have_ids_or_lengths(tmp_path: Path) -> None:
     [
         ('{"prompt_tokens": 5, "output_tokens": 4}\nnonsense', "line 2: JSON is malformed"),
         ('{"prompt_tokens": 5, "output_tokens": 0}', "line 1: output_tokens and the prompt"),
+        ('{"prompt_tokens": 5, "output_tokens": 1, "system_tokens": -1}', "line 1: .* system_tokens at least 0"),
         ('{"prompt": "Hello", "output_tokens": 1}', "line 1: Object contains unknown field `prompt`"),
         ("\n", "holds no request"),
     ],
@@ -41,9 +43,19 @@ def test_chats_share_their_system_prompt_and_nothing_else() -> None:
 
 
 def test_users_take_the_log_in_turn_cut_to_what_can_be_served() -> None:
-    load = [Entry(prompt_token_ids=[7] * 30, output_tokens=50), Entry(prompt_token_ids=[8, 1005], output_tokens=2)]
+    load = [
+        LoggedRequest(prompt_token_ids=[7] * 30, output_tokens=50),
+        LoggedRequest(prompt_token_ids=[8, 1005], output_tokens=2),
+    ]
     one, two = make_users(load, 2, vocab_size=1000, max_request_tokens=20)
     long, short = next(one), next(two)
     assert (len(long.prompt_token_ids), long.num_output_tokens) == (19, 1)
     assert (short.prompt_token_ids, short.num_output_tokens) == ([8, 5], 2)
     assert len(one.send([]).prompt_token_ids) == 19
+
+
+def test_lengths_beyond_all_bounds_cost_no_more_than_what_can_be_served() -> None:
+    load = [LoggedRequest(prompt_tokens=10**15, system_tokens=10**15, output_tokens=10**15)]
+    [user] = make_users(load, 1, vocab_size=1000, max_request_tokens=20)
+    asked = next(user)
+    assert (len(asked.prompt_token_ids), asked.num_output_tokens) == (19, 1)

@@ -124,3 +124,21 @@ def test_a_form_that_holds_and_errs_too_often_gives_way_even_to_a_slower_one() -
 def test_settings_that_cannot_be_tried_at_all_end_it() -> None:
     tuning = Tuning(EngineConfig(model="m"), lambda config, texts: TrialResult(error="no memory"), [], is_gpu=False)
     assert [one.note for one in tuning.run()] == ["no memory"]
+
+
+def test_what_ran_beside_others_is_tried_once_more_and_never_kept() -> None:
+    waited = {8: [0.5, 0.05], 32: [0.5, 0.4]}
+
+    class Busy(Bench):
+        def attempt(self, config: EngineConfig, texts: list[list[int]] | None) -> TrialResult:
+            result = super().attempt(config, texts)
+            result.waited_ratio = waited[config.block_size].pop(0) if waited.get(config.block_size) else 0.0
+            return result
+
+    rates = {8: 120.0, 16: 100.0, 32: 900.0}
+    tuning, tried = run(EngineConfig(model="m"), Busy(lambda config: rates[config.block_size]))
+    assert tuning.changes == {"block_size": 8}
+    assert [one.note for one in tried if one.step == "block size"] == [
+        "",
+        "not judged: others had the cores 40 % of the time",
+    ]

@@ -22,7 +22,7 @@ FORM = SegmentForm(identity=b"i" * 32, block_size=2, block_bytes=8)
 
 
 def stored(letter: str, parent: str = "") -> StoredBlock:
-    return StoredBlock(letter.encode() * 32, parent.encode() * 32 or bytes(32), (ord(letter), 70_000))
+    return StoredBlock(letter.encode() * 32, parent.encode() * 32 or bytes(32), (ord(letter), 70_000), bytes(16))
 
 
 def blocks(letters: str) -> list[tuple[StoredBlock, bytearray]]:
@@ -130,7 +130,7 @@ def test_a_flipped_byte_costs_one_block_and_a_line_in_the_log(open_tier, caplog)
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes of"),
         (lambda path: path.write_bytes(b""), "cut off"),
         (lambda path: path.write_bytes(b"GGUF" * 99), "no file of KV blocks"),
-        (lambda path: path.write_bytes(path.read_bytes().replace(b"\x01", b"\x02", 1)), "version 2"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b"\x02", b"\x03", 1)), "version 3"),
         (lambda path: (path.unlink(), path.mkdir()), "ignored"),
         (lambda path: (path.unlink(), path.symlink_to("/etc/passwd")), "ignored"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "no regular file"),

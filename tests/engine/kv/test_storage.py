@@ -33,6 +33,13 @@ def test_the_pool_is_the_share_of_free_memory_less_the_reserve() -> None:
     assert pool.num_full_requests == 2.5  # 16 blocks each
 
 
+def test_memory_that_seats_cannot_use_stays_free_and_is_offered_for_prefixes() -> None:
+    plenty, scarce = sized(free_bytes=100_000), sized()
+    assert plenty.num_blocks == 8 * 16
+    assert plenty.describe().endswith("8.0 full-length requests fit, one for each seat; num_blocks for more prefixes")
+    assert scarce.describe().endswith("2.5 full-length requests fit")
+
+
 def test_a_card_with_3_22_of_4_gib_free_is_sized_by_what_is_free() -> None:
     pool = sized(
         free_bytes=int(3.22 * GIB),

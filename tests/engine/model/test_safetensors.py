@@ -36,13 +36,24 @@ def test_shards_are_found_through_the_index(tmp_path) -> None:
     assert "stray" not in checkpoint
 
 
-@pytest.mark.parametrize("shard", ["model-9.safetensors", "../model.safetensors"])
+@pytest.mark.parametrize("shard", ["model-9.safetensors", "../model.safetensors", "a" * 300, "a\0", ""])
 def test_a_shard_that_is_missing_or_elsewhere_is_named(tmp_path, shard) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
-    assert shard.rpartition("/")[2] in refuse(folder).message
+    assert f"shard {shard[:256]} of" in refuse(folder).message
+
+
+@pytest.mark.parametrize("weight_map", [{"a": 1}, {"a": ["model.safetensors"]}, {"a": None, "b": "x"}, []], ids=repr)
+def test_an_index_that_names_no_files_is_refused(tmp_path, weight_map) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert "has no weight_map" in refuse(tmp_path).message
+
+
+def test_a_json_file_of_any_depth_is_refused(tmp_path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    assert "is not JSON" in refuse(tmp_path).message
 
 
 def test_a_folder_with_pickled_weights_only_is_refused(tmp_path) -> None:

@@ -1,0 +1,1 @@
+"""Bytes from strangers, for everything that reads them: what each reader may raise, and where to begin."""

@@ -1,0 +1,89 @@
+"""Writes the log of requests that `pagectl replay` and `pagedd tune --load` read, where the settings name a file.
+
+Owns the file: who may read it, when it is full. What a line holds is `client/request_log.py`'s. A disk that takes
+nothing costs the log its lines and no request anything.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from pagedd.client.request_log import LoggedRequest
+from pagedd.daemon.live_requests import LiveEntry
+
+log = logging.getLogger(__name__)
+
+# A full file becomes FILE.1, in place of the one before.
+MAX_BYTES = 64 << 20
+
+
+class RequestLog:
+    """One event loop appends; a line goes to the kernel's cache, which takes microseconds."""
+
+    def __init__(self, path: Path | None, max_bytes: int = MAX_BYTES) -> None:
+        """`path` None writes nothing."""
+        self._path = path
+        self._max_bytes = max_bytes
+        self._fd: int | None = None
+        self._num_bytes = 0
+        self._has_failed = False
+
+    def ended(self, entry: LiveEntry) -> None:
+        """A request is over; one without an answer is not logged. Raises nothing."""
+        if entry.request.num_output_tokens > 0:
+            self.add(_logged(entry))
+
+    def add(self, request: LoggedRequest) -> None:
+        """Raises nothing."""
+        if self._path is None:
+            return
+        line = msgspec.json.encode(request) + b"\n"
+        try:
+            self._open(self._path, len(line))
+            self._write(line)
+        except OSError as error:
+            if not self._has_failed:
+                log.warning("requests are not logged to %s for now: %s", self._path, error.strerror or error)
+            self._has_failed = True
+            self.close()
+        else:
+            self._has_failed = False
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _open(self, path: Path, num_new: int) -> None:
+        if self._fd is not None and self._num_bytes + num_new > self._max_bytes:
+            self.close()
+            path.replace(path.with_name(f"{path.name}.1"))
+        if self._fd is None:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._fd = os.open(path, flags, 0o600)
+            self._num_bytes = os.fstat(self._fd).st_size
+
+    def _write(self, line: bytes) -> None:
+        """The whole line or nothing of it: a torn one would make the log unreadable."""
+        assert self._fd is not None
+        written = os.write(self._fd, line)
+        if written < len(line):
+            os.ftruncate(self._fd, self._num_bytes)
+            raise OSError(f"{written} of {len(line)} bytes could be written; is the disk full?")
+        self._num_bytes += written
+
+
+def _logged(entry: LiveEntry) -> LoggedRequest:
+    request = entry.request
+    return LoggedRequest(
+        time_s=round(time.time() - (time.monotonic() - entry.times.arrival_s), 3),
+        prompt_tokens=request.num_prompt_tokens,
+        prompt_token_ids=entry.prompt_token_ids,
+        output_tokens=-(-request.num_output_tokens // request.num_choices),
+        n=request.num_choices,
+        priority=entry.message.priority,
+    )

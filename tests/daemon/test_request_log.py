@@ -1,0 +1,95 @@
+"""The log of requests: written by a daemon, read by replay."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from pagedd.client.aio import AsyncClient
+from pagedd.client.replay import replay
+from pagedd.client.request_log import LoggedRequest, read_log
+from pagedd.daemon.request_log import RequestLog
+
+from .scripted import ScriptedHost, serving
+
+ONE = LoggedRequest(prompt_tokens=3, output_tokens=2, time_s=5.0)
+
+
+def test_the_file_is_its_owners_alone_and_a_full_one_makes_room(tmp_path: Path) -> None:
+    path = tmp_path / "log" / "requests.jsonl"
+    log = RequestLog(path, max_bytes=150)
+    for number in range(5):
+        log.add(LoggedRequest(prompt_tokens=3, output_tokens=1 + number))
+    log.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    kept = [
+        entry.output_tokens for name in ("requests.jsonl.1", "requests.jsonl") for entry in read_log(path.parent / name)
+    ]
+    assert kept == [1, 2, 3, 4, 5]
+    log.add(ONE)
+    assert read_log(path)[-1] == ONE, "a file that is there is continued"
+
+
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    RequestLog(None).add(ONE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    path, write = tmp_path / "log", os.write
+    log = RequestLog(path)
+    log.add(ONE)
+    monkeypatch.setattr("pagedd.daemon.request_log.os.write", lambda fd, line: write(fd, line[:5]))
+    log.add(ONE)
+    log.add(ONE)
+    monkeypatch.undo()
+    log.add(ONE)
+    assert read_log(path) == [ONE, ONE]
+    assert len(caplog.records) == 1
+
+
+def test_a_pipe_or_a_folder_in_the_files_place_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        RequestLog(tmp_path / name).add(ONE)
+
+
+@pytest.mark.parametrize("with_prompts", [False, True])
+async def test_what_was_asked_is_written_down_and_can_be_asked_again(socket_folder: Path, with_prompts: bool) -> None:
+    path = socket_folder / "log"
+    host = ScriptedHost(reply=lambda request: [65] * request.params.max_tokens)
+    settings = {"request_log": path, "request_log_prompts": with_prompts}
+    async with (
+        serving(socket_folder, host=host, **settings) as served,
+        AsyncClient(served.endpoints.directory) as client,
+    ):
+        await client.generate("abc", max_tokens=2, priority=7)
+        await client.generate("x", max_tokens=4)
+        text = path.read_text()
+        assert "abc" not in text
+        first, second = read_log(path)
+        assert first.prompt_token_ids == ([97, 98, 99] if with_prompts else None)
+        assert (first.prompt_tokens, first.output_tokens, first.priority, second.output_tokens) == (3, 2, 7, 4)
+        assert 0 <= second.time_s - first.time_s < 60
+        host.submitted.clear()
+        replayed = await replay(client, [second, first], speed=1000)
+    assert [(len(request.prompt_token_ids), request.priority) for request in host.submitted] == [(3, 7), (1, 0)]
+    if with_prompts:
+        assert host.submitted[0].prompt_token_ids == [97, 98, 99]
+    assert (replayed.num_prompt_tokens, replayed.num_output_tokens, len(replayed.first_token_s)) == (4, 6, 2)
+    assert not replayed.failures
+
+
+async def test_a_request_that_fails_in_a_replay_is_counted_and_the_others_go_on(socket_folder: Path) -> None:
+    async with serving(socket_folder) as served, AsyncClient(served.endpoints.directory) as client:
+        too_long = LoggedRequest(prompt_tokens=10**15, system_tokens=10**15, output_tokens=1)
+        replayed = await replay(client, [too_long, ONE], speed=1000)
+    assert dict(replayed.failures) == {"prompt_too_long": 1}
+    assert len(replayed.first_token_s) == 1
+    assert replayed.lines()[-1] == "1 ended with prompt_too_long"
