@@ -26,8 +26,6 @@ EXIT_STATUSES = {
     "out_of_memory": os.EX_OSERR,
 }
 
-EXIT_INTERRUPTED = 130
-
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script; the exit status."""
@@ -77,6 +75,7 @@ def prepare(argv: list[str]) -> int:
 
 
 def tune(argv: list[str]) -> int:
+    from pagedd.daemon.tune.command import EXIT_INTERRUPTED
     from pagedd.daemon.tune.command import tune as run_tune
 
     try:
