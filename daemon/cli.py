@@ -7,7 +7,7 @@ a command needs it, because `/health` is to answer within a second of the start.
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
@@ -89,10 +89,13 @@ def check_config(argv: list[str]) -> int:
     from pagedd.daemon.config_check import check_startable
 
     loaded = load_config(argv, program="pagedd check-config")
-    for line in loaded.explain():
-        print(line)
-    sys.stdout.flush()
-    check_startable(loaded.config, _report)
+    chosen: Mapping[str, object] = {}
+    try:
+        chosen = check_startable(loaded.config, _report)
+    finally:
+        for line in loaded.explain(chosen):
+            print(line)
+        sys.stdout.flush()
     return 0
 
 
