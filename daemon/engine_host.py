@@ -373,6 +373,7 @@ class EngineHost:
                 self._enter(EngineState.LOADING, what, fraction)
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
+                self._policy.serves()
                 self._config_before = None
                 if self._config is not None and not self.has_fallen_back:
                     # Measured once, not at every wake.
