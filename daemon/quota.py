@@ -17,7 +17,7 @@ _BUSY_RETRY_S = 1.0
 
 
 class TokenBucket:
-    """Tokens that may be taken now. It holds a minute's worth, and fills in a minute; `share` of it is there at once."""
+    """Tokens that may be taken now: it holds a minute's worth, fills in a minute, and begins with `share` of it."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float], share: float = 1.0) -> None:
         self.capacity = per_minute
