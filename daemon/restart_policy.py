@@ -54,11 +54,15 @@ class RestartPolicy:
         self._device_away_since_s: float | None = None
         self._delay_s = _FIRST_DELAY_S
 
-    def after_serving(self, seconds: float) -> float:
-        """Seconds to wait before the engine that follows one which served so long."""
+    def serves(self) -> None:
+        """An engine is ready; from now on the daemon never gives up."""
         self._has_served = True
         self._num_failed_loads = 0
         self._device_away_since_s = None
+
+    def after_serving(self, seconds: float) -> float:
+        """Seconds to wait before the engine that follows one which served so long, and ended by itself."""
+        self.serves()
         if seconds > _STABLE_S:
             self._delay_s = _FIRST_DELAY_S
         return self._next_delay()

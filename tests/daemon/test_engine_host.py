@@ -511,6 +511,24 @@ async def test_a_device_that_is_late_and_later_lost_is_waited_for_each_time(
     await until(lambda: engine.tokens_of("b") == [6, 7, 8])
 
 
+async def test_a_device_that_is_away_when_a_sleeper_is_woken_is_waited_for_however_long(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy._MAX_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy.DEVICE_PATIENCE_S", 0.02)
+    absence = tmp_path / "absent"
+    engine = await start_host(f"away-while:{absence}")
+    engine.host.begin_sleep()
+    await engine.host.sleep()
+    absence.touch()
+    engine.host.wake()
+    await until(lambda: engine.host.num_restarts >= 3 or engine.host.state is EngineState.FAILED)
+    absence.unlink()
+    await until(lambda: engine.host.state in (EngineState.READY, EngineState.FAILED))
+    assert engine.host.state is EngineState.READY
+
+
 def test_what_was_meant_for_a_card_does_not_bind_the_cpu() -> None:
     config = EngineConfig(
         model="m", device="cuda:1", kv_cache_dtype="fp16", gpu_memory_utilization=0.95, max_num_seqs=7
