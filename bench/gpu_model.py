@@ -188,9 +188,9 @@ def engine_rates(
     Raises:
         AssertionError: the logits of the two are not those of the same model.
     """
-    sizes = fitting(sizes, _free_bytes(device), dtype)
-    yield "layers", sizes.layers, "of 32 that an 8B model has" if not sizes.is_tiny else "", None
-    yield "largest batch that fits", max(sizes.batches), "", None
+    asked, sizes = sizes, fitting(sizes, _free_bytes(device), dtype)
+    yield "layers that fit", sizes.layers, f"of {asked.layers}", None
+    yield "largest batch that fits", max(sizes.batches), f"of {max(asked.batches)}", None
     theirs = random_llama(device, sizes, dtype, num_layers=sizes.layers)
     (sequence,) = random_sequences([sizes.prompt])
     their_logits = _their_logits(theirs, device, sequence.token_ids)

@@ -42,7 +42,8 @@ class SafetensorsCheckpoint:
     def least_bytes(self, itemsize: int) -> int:
         """What the tensors take at least, of so many bytes a number, told from the headers."""
         slices = (file.get_slice(name) for name, file in self._files.items())
-        return sum(math.prod(part.get_shape()) for part in slices) * itemsize
+        num_numbers: int = sum(math.prod(part.get_shape()) for part in slices)
+        return num_numbers * itemsize
 
 
 def read_json(path: Path) -> dict[str, Any]:
