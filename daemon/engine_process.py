@@ -59,7 +59,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 
 # Run with -m, this module is called __main__.
 log = logging.getLogger("pagedd.daemon.engine_process")
@@ -88,7 +88,7 @@ class EngineLike(Protocol):
     def snapshot(self) -> EngineSnapshot: ...
     def block(self, index: int) -> BlockInfo | None: ...
     def prefixes(self, limit: int) -> PrefixTree: ...
-    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None: ...
+    def evict_prefix(self, digest: bytes) -> Eviction | None: ...
     def after_step(self) -> None: ...
     @property
     def idle_work_due_s(self) -> float | None: ...
@@ -225,7 +225,7 @@ def _answer(question: Question, engine: EngineLike) -> Answer:
         case GetPrefixes(limit=limit):
             return Prefixes(tree=engine.prefixes(limit))
         case EvictPrefix(digest=digest):
-            return Evicted(num_blocks=engine.evict_prefix(digest))
+            return Evicted(eviction=engine.evict_prefix(digest))
 
 
 class LoadProgress:

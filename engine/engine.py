@@ -20,7 +20,7 @@ from pagedd.engine.picture import block_info, sequence_snapshot, shown
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.sequence import SequenceState
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 from pagedd.engine.step import LaunchedStep, Runner, Sampled, ScheduledSequence, Step
 
 log = logging.getLogger(__name__)
@@ -155,10 +155,10 @@ class Engine:
         """At most `limit` runs of the prefix index; see `kv/prefix_tree.py`."""
         return prefix_tree(self._scheduler.blocks.prefix_cache, self._scheduler.blocks.pool, limit)
 
-    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+    def evict_prefix(self, digest: bytes) -> Eviction | None:
         """Frees the idle blocks of the prefix that has the block of `digest`, from there on.
 
-        Returns how many became free, and how many stay because they are in use; None when nothing has that digest.
+        None when nothing has that digest.
         """
         if self._disk_writer is not None:
             self._disk_writer.note_change()

@@ -16,6 +16,7 @@
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,3 +162,13 @@ class BlockInfo:
     extras: tuple[tuple[str, str], ...]
     num_hits: int
     last_use_s: float | None
+
+
+class Eviction(NamedTuple):
+    """What became of an evicted prefix: blocks that are free now, those that stay since live sequences use them, and
+    those in files that the disk would not remove, which the next start finds again.
+    """
+
+    num_freed: int
+    num_kept: int
+    num_left_on_disk: int = 0
