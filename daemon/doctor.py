@@ -86,7 +86,7 @@ class Doctor:
 
     def window(self, info: EngineInfo) -> Window:
         samples = list(self._samples)
-        waiting = [sample for sample in samples if sample.stats.num_requests_waiting]
+        waiting = [sample for sample in samples if sample.stats.num_requests_wanting_room]
         used = [sample.stats for sample in samples if sample.stats.num_blocks_used]
         beside = [sample for sample in samples if sample.top_caller]
         top = Counter(sample.top_caller for sample in beside).most_common(1)

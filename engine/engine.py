@@ -110,6 +110,7 @@ class Engine:
             num_live_tokens=blocks.num_live_tokens(scheduler.running),
             num_requests_running=scheduler.num_running,
             num_requests_waiting=scheduler.num_waiting,
+            num_requests_awaiting_prefix=scheduler.num_awaiting_prefix,
             oldest_wait_s=scheduler.oldest_wait_s,
             num_scheduled_tokens=scheduler.num_scheduled_tokens,
             token_budget=scheduler.budget.chunk_tokens,

@@ -60,6 +60,12 @@ def test_seconds_without_work_are_no_part_of_the_averages(clinic: Clinic) -> Non
     assert (window.kv_usage_waiting, window.occupancy_waiting) == (0.8, 1.0)
 
 
+def test_who_waits_for_a_prefix_in_flight_does_not_wait_for_room(clinic: Clinic) -> None:
+    clinic.second(waiting=3, num_requests_awaiting_prefix=3)
+    clinic.second(waiting=3, num_requests_awaiting_prefix=2)
+    assert clinic.doctor.window(INFO).waiting_ratio == 0.5
+
+
 def test_another_engine_begins_anew(clinic: Clinic) -> None:
     for _ in range(3):
         clinic.doctor.saw_prompt([7] * 64, "ana")
