@@ -11,8 +11,8 @@
 * **Tiers**: what stands behind the pool, `host` (memory) and `disk`. A block that is looked up and found there is a
   *hit*; one that is then copied into the pool, instead of computed, is a *promotion*, and its tokens count as cached.
 * **Batch occupancy** = running / `max_num_seqs` (seats), and scheduled tokens / token budget of the last step.
-* **Awaiting a prefix** = of those that wait, the sequences whose prefix another one is computing: seats and blocks would
-  not help them.
+* **Awaiting a prefix** = of those that wait, the sequences whose prefix another one is computing: seats and
+  blocks would not help them.
 * **Token budget** = tokens that a step may compute now: `max_num_batched_tokens`, and fewer for a while after the
   device's memory ran out in one.
 """

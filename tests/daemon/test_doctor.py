@@ -119,10 +119,10 @@ def test_only_preemptions_for_blocks_count_and_what_they_cost_is_told(clinic: Cl
 def test_the_top_caller_is_named_only_beside_others(clinic: Clinic) -> None:
     pool_tokens = INFO.num_blocks * INFO.block_size
     ana, bob = (clinic.accounts.of(Caller(uid=uid)) for uid in (1001, 1002))
-    ana.allowance.hold([(Hold(), 1, pool_tokens // 2)], pool_tokens)
+    ana.allowance.hold([(Hold(), 1, pool_tokens // 2)], pool_tokens, 1)
     clinic.second()
     assert clinic.doctor.window(INFO).top_caller == ""
-    bob.allowance.hold([(Hold(), 1, 1)], pool_tokens)
+    bob.allowance.hold([(Hold(), 1, 1)], pool_tokens, 1)
     clinic.second()
     window = clinic.doctor.window(INFO)
     assert (window.top_caller, window.top_caller_share) == (ana.name, pytest.approx(0.25))
