@@ -86,6 +86,7 @@ def tune(argv: list[str]) -> int:
 
 
 def check_config(argv: list[str]) -> int:
+    from pagedd.daemon.api_keys import configured_keys
     from pagedd.daemon.config import load_config
     from pagedd.daemon.config_check import check_startable
 
@@ -93,6 +94,7 @@ def check_config(argv: list[str]) -> int:
     for line in loaded.explain():
         print(line)
     sys.stdout.flush()
+    configured_keys(loaded.config.api_key_file, loaded.config.quota.key)
     check_startable(loaded.config, _report)
     return 0
 

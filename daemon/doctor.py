@@ -103,7 +103,7 @@ class Doctor:
             kv_cache_dtype=info.kv_cache_dtype,
             caches_prefixes=self._caches_prefixes,
             is_cpu=info.device == "cpu",
-            agreement=info.kv_quality.agreement if info.kv_quality is not None else None,
+            kv_quality=info.kv_quality,
             busy_s=float(len(samples)),
             kv_usage=_mean([sample.stats.kv_usage for sample in samples]),
             fragmentation=_mean([stats.fragmentation or 0.0 for stats in used]) if used else None,

@@ -89,7 +89,7 @@ class EngineLike(Protocol):
     def block(self, index: int) -> BlockInfo | None: ...
     def prefixes(self, limit: int) -> PrefixTree: ...
     def evict_prefix(self, digest: bytes) -> Eviction | None: ...
-    def after_step(self) -> None: ...
+    def after_step(self) -> bool: ...
     @property
     def idle_work_due_s(self) -> float | None: ...
     def check_when_idle(self) -> bool: ...
@@ -148,14 +148,15 @@ def serve(link: Link, engine: EngineLike, pace: Pace | None = None) -> None:
     """Steps the engine while it has work, and sleeps on the socket while it has none. Returns when told to exit."""
     pace = pace or Pace()
     while obey(link, engine, pace):
+        has_saved = False
         if engine.has_work:
             pace.begin_step()
             outputs = engine.step()
             stats = engine.stats()
             pace.end_step(stats.num_scheduled_tokens)
             link.send(StepDone(outputs=outputs, stats=stats, preemptions=engine.preemptions))
-            engine.after_step()
-        if not engine.has_work and engine.check_when_idle():
+            has_saved = engine.after_step()
+        if not engine.has_work and (engine.check_when_idle() or has_saved):
             link.send(StepDone(outputs=[], stats=engine.stats()))
 
 

@@ -169,12 +169,16 @@ class Engine:
         """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""
         self._scheduler.check_integrity()
 
-    def after_step(self) -> None:
-        """To be called when what `step` returned is on its way to who waits for it: saves blocks to host memory."""
+    def after_step(self) -> bool:
+        """To be called when what `step` returned is on its way to who waits for it: saves blocks to host memory.
+
+        True when figures have changed.
+        """
         if copies := self._scheduler.blocks.saves_between_steps():
             self._runner.save_blocks(copies)
         if self._disk_writer is not None:
             self._disk_writer.note_change()
+        return bool(copies)
 
     @property
     def idle_work_due_s(self) -> float | None:

@@ -147,6 +147,8 @@ class BlockManager:
             )
             if displaced is not None:
                 self.pool.discard(displaced)
+            if (i + 1) * size <= (sequence.num_cached_tokens or 0) and not sequence.num_preemptions:
+                self.prefix_cache.note_hit([entry])  # it began with what a tier had
             sequence.last_indexed = entry
             sequence.num_indexed_blocks = i + 1
 

@@ -159,8 +159,8 @@ class FakeEngine:
 
     idle_work_due_s = None
 
-    def after_step(self) -> None:
-        pass
+    def after_step(self) -> bool:
+        return False
 
     def check_when_idle(self) -> bool:
         return False

@@ -129,7 +129,7 @@ def test_the_top_caller_is_named_only_beside_others(clinic: Clinic) -> None:
 
 
 def test_a_cache_that_the_check_at_load_found_poor_is_advised_against(clinic: Clinic) -> None:
-    assert clinic.doctor.window(INFO).agreement is None
+    assert clinic.doctor.window(INFO).kv_quality is None
     quality = KVQuality(form="int8", agreement=0.5, divergence_nats=1.0, num_tokens=768)
     (advice,) = clinic.doctor.advice(engine_info(kv_cache_dtype="int8", kv_quality=quality))
     assert (advice.cause, advice.change) == ("kv_quality", "--kv-cache-dtype bf16")

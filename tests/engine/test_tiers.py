@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagedd.engine.engine import Engine
+from pagedd.engine.kv import disk_writer
 from pagedd.engine.kv.disk_writer import IDLE_S, DiskWriter
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
@@ -309,6 +310,41 @@ def test_an_engine_that_is_idle_lives_on_when_what_it_was_writing_is_evicted(ben
         b.add("x", OTHER[:20], max_tokens=1)
         b.run()
         assert [b.num_cached("a"), b.num_cached("x")] == ([4, 0] if host_slots == 0 else [0, 16])
+
+
+def test_who_begins_with_what_a_tier_had_is_a_hit_of_every_block_of_it(bench) -> None:
+    b = bench(num_blocks=6, host_slots=20)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    fill_with_others(b)
+    b.add("b", PROMPT, max_tokens=1)
+    b.run()
+    assert b.num_cached("b") == 12
+    b.add("c", PROMPT, max_tokens=1)
+    b.run()
+    hits = {entry.token_ids: entry.num_hits for entry in map(b.blocks.prefix_cache.entry, range(6)) if entry}
+    assert [hits[tuple(PROMPT[start : start + 4])] for start in (0, 4, 8)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("seconds_a_block", "num_blocks"), [(1e9, []), (0.002, [1] * 3), (1e-9, [3])])
+def test_the_last_files_are_as_large_as_the_disk_is_quick(
+    bench, tmp_path: Path, monkeypatch, seconds_a_block: float, num_blocks: list[int]
+) -> None:
+    b = bench(num_blocks=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    written: list[int] = []
+
+    def write(blocks) -> bool:
+        written.append(len(blocks))
+        return True
+
+    monkeypatch.setattr(b.disk, "write", write)
+    monkeypatch.setattr(disk_writer.time, "monotonic", lambda: 0.0)
+    b.disk.figures.written_bytes_total = b.disk.form.block_bytes
+    b.disk.figures.write_seconds_total = seconds_a_block
+    b.writer.write_all(0.003)
+    assert written == num_blocks
 
 
 def test_after_drift_nothing_of_what_was_distrusted_is_written(bench, tmp_path: Path) -> None:
