@@ -6,12 +6,14 @@ Owns the child process that looks (`config_check_process.py`): the engine's word
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.models import find_weights
+from pagedd.daemon.models import cache_directory, find_weights
 from pagedd.daemon.restart_policy import FALLBACK_CODES, on_the_cpu
 from pagedd.engine.config import EngineConfig
 
@@ -26,16 +28,22 @@ class Question(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """`code` is empty when nothing is wrong."""
+    """`code` is empty when nothing is wrong. `chosen` is what the engine takes where a setting leaves it the choice."""
 
     code: str = ""
     message: str = ""
+    chosen: dict[str, str | int | float] = {}
+    notes: list[str] = []
 
 
-def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None:
-    """Fetches nothing; `report` hears what is not looked at. Raises `PageddError` with what the engine would refuse."""
+def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> dict[str, str | int | float]:
+    """What the engine takes where settings leave it the choice, by their names.
+
+    Fetches nothing; `report` hears what is not looked at, and what will not be used. Raises `PageddError` with what the
+    engine would refuse.
+    """
     weights = find_weights(config.model)
-    engine_config = config.to_engine_config(str(weights))
+    engine_config = replace(config.to_engine_config(str(weights)), kv_disk_directory=str(kv_directory(config)))
     if weights is None:
         report(f"{config.model} is not fetched yet, so only the device is checked (pagedd pull fetches it)")
     verdict = _ask(Question(config=engine_config, has_model=weights is not None))
@@ -44,6 +52,14 @@ def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None
         verdict = _ask(Question(config=on_the_cpu(engine_config), has_model=weights is not None))
     if verdict.code:
         raise PageddError(verdict.code, verdict.message)
+    for note in verdict.notes:
+        report(note)
+    return verdict.chosen
+
+
+def kv_directory(config: DaemonConfig) -> Path:
+    """Of the disk tier."""
+    return config.kv_disk_directory or cache_directory() / "kv"
 
 
 def _ask(question: Question) -> Verdict:
@@ -55,5 +71,7 @@ def _ask(question: Question) -> Verdict:
     except subprocess.TimeoutExpired:
         raise PageddError("internal", f"the check takes over {_TIMEOUT_S:.0f} s; does the device answer?") from None
     except subprocess.CalledProcessError as error:
-        raise PageddError("internal", f"the check ended with status {error.returncode}; its log is above") from None
+        raise PageddError(
+            "internal", f"the check's own process ended with status {error.returncode}; it wrote why to this log"
+        ) from None
     return msgspec.json.decode(child.stdout, type=Verdict)
