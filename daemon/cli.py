@@ -85,12 +85,14 @@ def tune(argv: list[str]) -> int:
 
 
 def check_config(argv: list[str]) -> int:
+    from pagedd.daemon.api_keys import configured_keys
     from pagedd.daemon.config import load_config
     from pagedd.daemon.config_check import check_startable
 
     loaded = load_config(argv, program="pagedd check-config")
     chosen: Mapping[str, object] = {}
     try:
+        configured_keys(loaded.config.api_key_file, loaded.config.quota.key)
         chosen = check_startable(loaded.config, _report)
     finally:
         for line in loaded.explain(chosen):

@@ -175,7 +175,7 @@ class Intake:
             entry.request.request_id,
             token_ids,
             info,
-            quota_tokens=self._metering.most_tokens(entry.meter, info),
+            quota_tokens=self._metering.most_tokens(entry.meter, entry.message.sampling.n, info),
             eos_token_ids=model.prepared.eos_token_ids,
             cache_extras=extras,
         )

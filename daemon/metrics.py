@@ -48,6 +48,10 @@ _ENGINE_COUNTERS = {
 _ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float | None]]] = {
     "vllm:num_requests_running": ("Sequences that have a seat.", lambda stats: stats.num_requests_running),
     "vllm:num_requests_waiting": ("Sequences that wait for a seat.", lambda stats: stats.num_requests_waiting),
+    "pagedd:num_requests_awaiting_prefix": (
+        "Of those, sequences that wait for a prefix which another one is computing.",
+        lambda stats: stats.num_requests_awaiting_prefix,
+    ),
     "vllm:kv_cache_usage_perc": ("Used KV blocks over all, 0 to 1.", lambda stats: stats.kv_usage),
     "pagedd:num_blocks_used": ("KV blocks that a live sequence names.", lambda stats: stats.num_blocks_used),
     "pagedd:kv_slot_fill_ratio": ("Live tokens over the slots of used blocks.", lambda stats: stats.slot_fill),

@@ -29,7 +29,7 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput, TokenLogprobs
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction, SequenceSnapshot
 
 VOCAB_SIZE = 259
 EOS = 256
@@ -133,6 +133,7 @@ class ScriptedHost:
     blocks: dict[int, BlockInfo] = field(default_factory=dict)
     tree: PrefixTree = field(default_factory=lambda: PrefixTree(runs=[], num_blocks=0, is_cut=False))
     evicted: list[bytes] = field(default_factory=list)
+    num_left_on_disk: int = 0
     on_preempted: Callable[[list[Preemption]], None] = lambda preemptions: None
     on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
     on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
@@ -279,12 +280,12 @@ class ScriptedHost:
         self.check_ready()
         return self.tree
 
-    async def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+    async def evict_prefix(self, digest: bytes) -> Eviction | None:
         """Frees the runs of `tree` that have that digest."""
         self.check_ready()
         self.evicted.append(digest)
         found = [run for run in self.tree.runs if run.digest == digest]
-        return (sum(run.num_blocks for run in found), 0) if found else None
+        return Eviction(sum(run.num_blocks for run in found), 0, self.num_left_on_disk) if found else None
 
     def produce(self, request_id: str, ids: list[int] | bytes, index: int = 0, **fields: Any) -> None:
         """One step with `ids` for one choice."""
