@@ -349,6 +349,7 @@ class Served:
     service: Service
     endpoints: Endpoints
     http_api: HttpApi
+    zmq_api: ZmqApi
     http: aiohttp.ClientSession
     context: zmq.asyncio.Context
     url: str = "http://localhost"
@@ -417,13 +418,14 @@ async def serving(
     if has_model:
         service.set_model(write_model(folder / "model"))
     http_api = HttpApi(service, config, endpoints, inherited)
-    apis = [http_api, ZmqApi(service, endpoints, inherited)]
+    zmq_api = ZmqApi(service, endpoints, inherited)
+    apis = [http_api, zmq_api]
     for api in apis:
         await api.start()
     context = zmq.asyncio.Context()
     try:
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(endpoints.http), limit=0)) as http:
-            yield Served(host, service, endpoints, http_api, http, context)
+            yield Served(host, service, endpoints, http_api, zmq_api, http, context)
     finally:
         await service.close()
         for api in apis:

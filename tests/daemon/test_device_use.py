@@ -125,6 +125,25 @@ async def test_an_engine_that_wakes_when_it_is_put_to_sleep_serves_whom_it_wakes
     assert host.state is EngineState.ASLEEP
 
 
+async def test_an_engine_that_is_idle_during_a_load_sleeps_after_it(
+    service: Service, host: ScriptedHost, other: Other
+) -> None:
+    other.gate.clear()
+    loading = load(service)
+    await asyncio.sleep(0.01)
+    await service.sleep_if_idle(0.001)
+    assert host.state is EngineState.READY
+    host.swap_failure = PageddError("no_kv_memory", "scripted")
+    other.gate.set()
+    with pytest.raises(PageddError):
+        await loading
+    await asyncio.sleep(0.01)
+    await service.sleep_if_idle(60.0)
+    assert host.state is EngineState.READY
+    await service.sleep_if_idle(0.001)
+    assert host.state is EngineState.ASLEEP
+
+
 # Others who need the device
 
 
