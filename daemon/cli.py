@@ -7,7 +7,7 @@ a command needs it, because `/health` is to answer within a second of the start.
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
@@ -26,8 +26,6 @@ EXIT_STATUSES = {
     "no_kv_memory": os.EX_OSERR,
     "out_of_memory": os.EX_OSERR,
 }
-
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,6 +76,7 @@ def prepare(argv: list[str]) -> int:
 
 
 def tune(argv: list[str]) -> int:
+    from pagedd.daemon.tune.command import EXIT_INTERRUPTED
     from pagedd.daemon.tune.command import tune as run_tune
 
     try:
@@ -93,10 +92,13 @@ def check_config(argv: list[str]) -> int:
     from pagedd.daemon.config_check import check_startable
 
     loaded = load_config(argv, program="pagedd check-config")
-    for line in loaded.explain():
-        print(line)
-    sys.stdout.flush()
-    asyncio.run(check_startable(loaded.config, _report))
+    chosen: Mapping[str, object] = {}
+    try:
+        chosen = asyncio.run(check_startable(loaded.config, _report))
+    finally:
+        for line in loaded.explain(chosen):
+            print(line)
+        sys.stdout.flush()
     return 0
 
 

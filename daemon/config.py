@@ -65,7 +65,8 @@ class DaemonConfig:
     kv_cache_dtype: str = setting(
         "auto",
         "Form of the KV cache; auto is int8 beside quantized weights, else the activations'. "
-        "int8 and fp8 take half of bf16, k8v4 (keys in 8 bits, values in 4) two fifths, int4 a third.",
+        "int8 and fp8 take half of bf16, k8v4 (keys in 8 bits, values in 4) two fifths, int4 a third; "
+        "fp16 needs a GPU.",
         choices=("auto", "float32", "bf16", "fp16", "fp8", "int8", "k8v4", "int4"),
     )
     kv_quality_check: str = setting(

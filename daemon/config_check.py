@@ -8,12 +8,14 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.models import find_weights
+from pagedd.daemon.models import cache_directory, find_weights
 from pagedd.daemon.restart_policy import FALLBACK_CODES, on_the_cpu
 from pagedd.engine.config import EngineConfig
 
@@ -29,19 +31,22 @@ class Question(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """`code` is empty when nothing is wrong."""
+    """`code` is empty when nothing is wrong. `chosen` is what the engine takes where a setting leaves it the choice."""
 
     code: str = ""
     message: str = ""
+    chosen: dict[str, str | int | float] = {}
+    notes: list[str] = []
 
 
-async def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> None:
-    """Fetches nothing; `report` hears what is not looked at. Cancelling ends the child.
+async def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> dict[str, str | int | float]:
+    """What the engine takes where settings leave it the choice, by their names.
 
-    Raises `PageddError` with what the engine would refuse.
+    Fetches nothing; `report` hears what is not looked at, and what will not be used. Cancelling ends the child. Raises
+    `PageddError` with what the engine would refuse.
     """
     weights = await asyncio.to_thread(find_weights, config.model)
-    engine_config = config.to_engine_config(str(weights))
+    engine_config = replace(config.to_engine_config(str(weights)), kv_disk_directory=str(kv_directory(config)))
     if weights is None:
         report(f"{config.model} is not fetched yet, so only the device is checked (pagedd pull fetches it)")
     verdict = await _ask(Question(config=engine_config, has_model=weights is not None))
@@ -50,6 +55,14 @@ async def check_startable(config: DaemonConfig, report: Callable[[str], None]) -
         verdict = await _ask(Question(config=on_the_cpu(engine_config), has_model=weights is not None))
     if verdict.code:
         raise PageddError(verdict.code, verdict.message)
+    for note in verdict.notes:
+        report(note)
+    return verdict.chosen
+
+
+def kv_directory(config: DaemonConfig) -> Path:
+    """Of the disk tier."""
+    return config.kv_disk_directory or cache_directory() / "kv"
 
 
 async def _ask(question: Question) -> Verdict:
@@ -64,5 +77,5 @@ async def _ask(question: Question) -> Verdict:
             child.kill()  # no effect on one that has ended
         status = await child.wait()
     if status != 0:
-        raise PageddError("internal", f"the check ended with status {status}; its log is above")
+        raise PageddError("internal", f"the check's own process ended with status {status}; it wrote why to this log")
     return msgspec.json.decode(answer, type=Verdict)

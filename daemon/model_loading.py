@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.config_check import check_startable
+from pagedd.daemon.config_check import check_startable, kv_directory
 from pagedd.daemon.gpus import freest_device, load_nvml
 from pagedd.daemon.model_process import resolve_in_child
-from pagedd.daemon.models import cache_directory
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.text.sample import sample_text
@@ -48,8 +47,7 @@ async def find_model(
     if check:
         await check_startable(config, report)
     log.info("loading %s from %s", prepared.name, prepared.weights)
-    kv_directory = config.kv_disk_directory or cache_directory() / "kv"
-    engine = replace(config.to_engine_config(prepared.weights), kv_disk_directory=str(kv_directory))
+    engine = replace(config.to_engine_config(prepared.weights), kv_disk_directory=str(kv_directory(config)))
     if (freest := await asyncio.to_thread(lambda: freest_device(config.device, load_nvml()))) is not None:
         engine = replace(engine, device=freest)
     text_side = await asyncio.to_thread(ServedModel, folder, served_name)

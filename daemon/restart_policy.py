@@ -18,7 +18,7 @@ DEVICE_PATIENCE_S = 60.0
 MAX_FAILED_LOADS = 3
 
 # What may pass by itself, and on another device is none.
-_AWAY_CODES = frozenset({"device_unavailable", "out_of_memory"})
+_AWAY_CODES = frozenset({"device_unavailable", "out_of_memory", "no_kv_memory"})
 # What the CPU can serve in spite of, where it may.
 FALLBACK_CODES = _AWAY_CODES | {"unsupported_device"}
 # Starting again would end the same way.

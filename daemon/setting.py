@@ -4,7 +4,9 @@ A field is one setting, or a table of them (`[quota]`), which may have sub-table
 what a value may be and how one is refused; `settings.py` reads them from flags, environment and TOML.
 """
 
+import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -138,6 +140,11 @@ class Setting:
         return ", ".join(bound for bound in bounds if bound)
 
     @property
+    def allowed_in_toml(self) -> str:
+        """The same as a settings file has to write it."""
+        return f"one of {', '.join(map(json.dumps, self.choices))}" if self.choices else self.allowed
+
+    @property
     def shown_default(self) -> str:
         means = f": {self.none_means}" if self.default is None and self.none_means else ""
         return self.show(self.default) + means
@@ -149,6 +156,14 @@ class Setting:
         if self.kind is tuple:
             return ",".join(value) or self.none
         return str(value).lower() if self.kind is bool else str(value)
+
+    def toml(self, value: Any) -> str:
+        """A value as it is written in a settings file: JSON's texts, numbers and lists are TOML's."""
+        if value is None:
+            return json.dumps(self.none)
+        if isinstance(value, (bool, int, float, tuple)):
+            return json.dumps(value)
+        return json.dumps(str(value))
 
     def parse(self, text: str, origin: str) -> Any:
         """A flag's or variable's text to a value. Raises `PageddError("invalid_setting")`."""
@@ -267,6 +282,11 @@ def tables_of(cls: type[DataclassType]) -> dict[str, Table]:
                 helps={field.name: field.metadata["help"] for field in inner},
             )
     return tables
+
+
+def toml_name(name: str) -> str:
+    """A name in a dotted key, in quotes where TOML needs them."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def shown(value: object) -> str:

@@ -25,6 +25,7 @@ from pagedd.daemon.setting import (
     settings_of,
     shown,
     tables_of,
+    toml_name,
 )
 
 D = TypeVar("D", bound=DataclassType)
@@ -37,18 +38,24 @@ class Loaded(Generic[D]):
     config: D
     origins: dict[str, str]
 
-    def explain(self) -> Iterator[str]:
-        """A line for every setting: its value and where it came from. Those of tables have their names in TOML."""
+    def explain(self, chosen: Mapping[str, object] | None = None) -> Iterator[str]:
+        """A line of TOML for every setting: its value and where it came from.
+
+        `chosen` has, by name, what is taken where a setting says `auto`.
+        """
         for item in settings_of(type(self.config)):
             holder = getattr(self.config, item.table) if item.table else self.config
-            yield f"{item.toml_key} = {item.show(getattr(holder, item.key))}  # {self.origins[item.name]}"
+            value, origin = getattr(holder, item.key), self.origins[item.name]
+            if chosen and value in (None, "auto") and item.name in chosen:
+                value, origin = chosen[item.name], f"auto ({origin})"
+            yield f"{item.toml_key} = {item.toml(value)}  # {origin}"
         for table in tables_of(type(self.config)).values():
             for kind, cls in table.subtables.items():
                 for name, holder in getattr(getattr(self.config, table.name), kind).items():
                     for item in settings_of(cls, table.name):
-                        key = f"{table.name}.{kind}.{name}.{item.key}"
-                        origin = self.origins.get(key, self.origins[item.name])
-                        yield f"{key} = {item.show(getattr(holder, item.key))}  # {origin}"
+                        origin = self.origins.get(f"{table.name}.{kind}.{name}.{item.key}", self.origins[item.name])
+                        key = f"{table.name}.{kind}.{toml_name(name)}.{item.key}"
+                        yield f"{key} = {item.toml(getattr(holder, item.key))}  # {origin}"
 
 
 def load_settings(

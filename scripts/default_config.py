@@ -5,9 +5,7 @@
 A test holds the file to what this prints.
 """
 
-import json
 import textwrap
-from typing import Any
 
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.setting import Setting, Table, settings_of, tables_of
@@ -31,11 +29,11 @@ def default_config() -> str:
 
 def _entry(item: Setting) -> str:
     sentences = [item.help]
-    if item.allowed:
-        sentences.append(f"{item.allowed[0].upper()}{item.allowed[1:]}.")
+    if allowed := item.allowed_in_toml:
+        sentences.append(f"{allowed[0].upper()}{allowed[1:]}.")
     if item.none_means:
         sentences.append(f'"{item.none}" is {item.none_means}.')
-    return f"{_comment(' '.join(sentences))}\n#{item.key} = {_toml(item, item.default)}\n"
+    return f"{_comment(' '.join(sentences))}\n#{item.key} = {item.toml(item.default)}\n"
 
 
 def _subtables(table: Table) -> list[str]:
@@ -44,15 +42,6 @@ def _subtables(table: Table) -> list[str]:
 
 def _comment(text: str) -> str:
     return textwrap.fill(text, width=110, initial_indent="# ", subsequent_indent="# ")
-
-
-def _toml(item: Setting, value: Any) -> str:
-    if value is None:
-        return f'"{item.none}"'
-    # JSON's strings, numbers, booleans and lists are TOML's.
-    if isinstance(value, tuple):
-        return json.dumps(list(value))
-    return json.dumps(value) if isinstance(value, (bool, int, float)) else json.dumps(str(value))
 
 
 if __name__ == "__main__":

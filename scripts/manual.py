@@ -161,11 +161,11 @@ def _settings_page() -> Iterator[str]:
 
 
 def _setting(item: Setting) -> Item:
-    values = f"one of {item.allowed}" if item.choices else item.allowed or KINDS[item.kind]
+    values = item.allowed_in_toml or KINDS[item.kind]
     meaning = f'"{item.none}" is {item.none_means}. ' if item.none_means else ""
     flags = ", ".join(item.flags)
     said = f"{item.help} {values[0].upper()}{values[1:]}. {meaning}As {flags} or {item.variable}."
-    return f"{item.key} = {item.show(item.default)}", said
+    return f"{item.key} = {item.toml(item.default)}", said
 
 
 def _exit_statuses() -> Iterator[tuple[int, str]]:

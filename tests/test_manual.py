@@ -67,7 +67,7 @@ def test_a_page_has_every_flag_of_its_program_with_its_help(shown: dict[str, str
 
 def test_the_settings_page_has_every_key_with_its_meaning_and_default(shown: dict[str, str]) -> None:
     for setting in settings_of(DaemonConfig):
-        assert f"{setting.key} = {setting.show(setting.default)} {setting.help}" in shown["pagedd.toml.5"]
+        assert f"{setting.key} = {setting.toml(setting.default)} {setting.help}" in shown["pagedd.toml.5"]
         assert setting.variable in shown["pagedd.toml.5"]
 
 

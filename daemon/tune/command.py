@@ -17,7 +17,7 @@ from pagedd.client.sync import Client
 from pagedd.daemon.config import DEFAULT_FILE, load_config
 from pagedd.daemon.tune.agreement import real_texts
 from pagedd.daemon.tune.load import synthetic_load
-from pagedd.daemon.tune.settings_file import merge, refuse_unwritable, write_settings
+from pagedd.daemon.tune.settings_file import merge, read_settings, refuse_unwritable, write_settings
 from pagedd.daemon.tune.trial import Trial, TrialResult, run_trial
 from pagedd.daemon.tune.tuning import Tried, Tuning, is_disturbed
 from pagedd.engine.config import EngineConfig
@@ -27,19 +27,36 @@ _LOAD_S = 300.0
 # As many as there usually are. What each has for its load follows from the time left and what starting one takes.
 _NUM_TRIALS = 20
 _LEAST_RUN_S = 1.0
+# Each key that `Tuning` may change, with a value: a file that takes these takes what is found.
+_CHANGEABLE = {
+    "enable_prefix_caching": True,
+    "block_size": 16,
+    "gpu_memory_utilization": 0.5,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 512,
+    "kv_cache_dtype": "bf16",
+}
+
+EXIT_UNDECIDED = 1
+EXIT_INTERRUPTED = 130
 
 
 def tune(argv: list[str], report: Callable[[str], None]) -> int:
     """Tries settings on engines of its own and prints what each is worth; every other flag is the daemon's.
+
+    Returns the exit status: `EXIT_UNDECIDED` when no setting could be compared with what holds, `EXIT_INTERRUPTED`
+    after an interrupt, which keeps what was found until then.
 
     Raises `PageddError`: `already_running` beside a daemon that answers, or what reading settings and models raises.
     """
     options, flags = _parser().parse_known_args(argv)
     loaded = load_config(flags, program="pagedd tune").config
     settings_file = Path(options.settings_file or DEFAULT_FILE)
-    for path in (options.out, settings_file if options.write else None):
-        if path is not None:
-            refuse_unwritable(path)
+    if options.out is not None:
+        refuse_unwritable(options.out, "out")
+    if options.write:
+        merge(read_settings(settings_file), _CHANGEABLE)
+        refuse_unwritable(settings_file, "settings_file")
     if not options.anyway:
         _refuse_beside_a_daemon(loaded.runtime_dir)
     load = read_log(options.load) if options.load is not None else synthetic_load()
@@ -80,19 +97,28 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
     tuning = Tuning(config, attempt, texts, is_gpu=_has_gpu(config.device))
     report(f"{config.model}: {num_users} users, {options.seconds:.0f} s for about {_NUM_TRIALS} trials")
     print(_line("step", "setting", "before", "tokens/s", "gain", "first token", ""), flush=True)
-    num_disturbed = 0
+    num_judged, num_disturbed, is_interrupted = 0, 0, False
     try:
         for tried in tuning.run():
             print(_tried(tried), flush=True)
-            num_disturbed += is_disturbed(tried.result)
             if not tried.changed and tried.result.error:
                 raise PageddError("engine_failed", f"the settings as they are cannot be tried: {tried.result.error}")
+            if not tried.is_repeated:
+                num_judged += tried.is_judged
+                num_disturbed += is_disturbed(tried.result)
     except TimeoutError:
         report(f"{options.seconds:.0f} s are over; what was found until then holds (--seconds for more)")
+    except KeyboardInterrupt:
+        is_interrupted = True
+        report("interrupted; what was found until then holds")
     if num_disturbed:
-        report(f"{num_disturbed} trials are not judged: other programs had the cores; end them and try again")
-    _conclude(tuning.changes, options.out, options.write, settings_file, report)
-    return 0
+        are = "trial is" if num_disturbed == 1 else "trials are"
+        report(f"{num_disturbed} {are} not judged: other programs had the cores; end them and try again")
+    written_to = settings_file if options.write and not is_interrupted else None
+    _conclude(tuning.changes, num_judged, options.out, written_to, report)
+    if is_interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if num_judged or tuning.changes else EXIT_UNDECIDED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,8 +167,10 @@ def _refuse_beside_a_daemon(runtime_dir: Path | None) -> None:
     try:
         with Client(endpoints.directory) as client:
             client.ping()
-    except PageddError:
-        return
+    except PageddError as error:
+        if error.code == "daemon_unreachable":
+            return
+        raise
     raise PageddError(
         "already_running",
         f"a daemon serves {endpoints.directory} and would share the device; stop it, or pass --anyway",
@@ -154,19 +182,26 @@ def _has_gpu(device: str) -> bool:
 
 
 def _conclude(
-    changes: dict[str, Any], out: Path | None, write: bool, settings_file: Path, report: Callable[[str], None]
+    changes: dict[str, Any],
+    num_judged: int,
+    out: Path | None,
+    settings_file: Path | None,
+    report: Callable[[str], None],
 ) -> None:
     if not changes:
-        print("\nnothing tried is better than the settings as they are")
+        judged = f"none of {num_judged} compared is better than" if num_judged else "no setting was compared with"
+        print(f"\n{judged} the settings as they are", flush=True)
+        for path in (out, settings_file):
+            if path is not None:
+                report(f"{path} is not written: there is nothing to write")
         return
     found = merge("", changes)
     print(f"\n{found}", end="", flush=True)
     if out is not None:
-        write_settings(out, found)
+        write_settings(out, found, "out")
         report(f"written to {out}")
-    if write:
-        text = settings_file.read_text(encoding="utf-8") if settings_file.exists() else ""
-        write_settings(settings_file, merge(text, changes))
+    if settings_file is not None:
+        write_settings(settings_file, merge(read_settings(settings_file), changes), "settings_file")
         report(f"{settings_file} is changed; restart the daemon to use it")
 
 

@@ -28,7 +28,10 @@ QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One trial, and what held when it was made (`before`, measured beside it; None for the first)."""
+    """One trial, and what held when it was made (`before`, measured beside it; None for the first).
+
+    `is_repeated` marks the line that says what a step came to, of a trial that has a line already.
+    """
 
     step: str
     changed: dict[str, Any]
@@ -36,6 +39,12 @@ class Tried:
     before: TrialResult | None
     note: str = ""
     is_kept: bool = False
+    is_repeated: bool = False
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it could have won: both sides of the comparison ran, and undisturbed."""
+        return self.before is not None and _is_sound(self.before) and _is_sound(self.result)
 
     @property
     def gain(self) -> float | None:
@@ -173,7 +182,7 @@ class Tuning:
         if is_bad or (is_quicker and _is_sound(before)):
             changed = {"kv_cache_dtype": best}
             self._keep(changed, results[best])
-            yield Tried("KV form", changed, results[best], before, "chosen", is_kept=True)
+            yield Tried("KV form", changed, results[best], before, "chosen", is_kept=True, is_repeated=True)
 
     def _others(self, name: str, values: tuple[Any, ...]) -> list[dict[str, Any]]:
         return [{name: value} for value in values if value != getattr(self.config, name)]

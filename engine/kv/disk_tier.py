@@ -46,7 +46,7 @@ class DiskTier:
 
     def __init__(self, directory: Path, max_bytes: int, form: SegmentForm) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_unless_private(directory)
+        refuse_unless_private(directory)
         self._lock = _lock(directory)
         self.figures = TierStats(max_bytes=max_bytes)
         self.form = form
@@ -204,7 +204,7 @@ class DiskTier:
             self._num_bytes -= self._file_bytes.pop(path)
 
 
-def _refuse_unless_private(directory: Path) -> None:
+def refuse_unless_private(directory: Path) -> None:
     status = directory.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         owner, mode = status.st_uid, stat.S_IMODE(status.st_mode)

@@ -92,7 +92,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     if opened is None:
         from pagedd.engine.model.hf_adapter import load_adapted  # transformers takes seconds to import
 
-        model, model_config = load_adapted(path, device, dtype, progress)
+        model, model_config = load_adapted(path, device, dtype, progress, gathers_kv=backend.gathers_kv)
     else:
         decoder_config, checkpoint = opened
         model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)
@@ -101,16 +101,16 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     return LoadedModel(model, backend, model_config, device, dtype)
 
 
-def check_loadable(settings: EngineConfig) -> None:
-    """Raises what `load_model` would, as far as it shows without a weight being read.
+def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] | None:
+    """Raises what `load_model` would, as far as it shows without a weight being read; the config and the weights to be.
 
-    Of a model that only transformers can read, nothing but the device is known before.
+    Of a model that only transformers can read, nothing but the device is known before: None.
     """
     device = usable_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     opened = _open(Path(settings.model))
     if opened is None:
-        return
+        return None
     config, _ = opened
     obstacle = _obstacle_to_cpp(config, device, dtype)
     if obstacle is not None:
@@ -118,6 +118,7 @@ def check_loadable(settings: EngineConfig) -> None:
     refuse_unfit(settings, config.max_position, CPP_KV_FORMS if obstacle is None else FORMS.keys())
     if obstacle is not None:
         _refuse_what_cannot_be_launched(settings, config, _backend(device), device, dtype)
+    return opened
 
 
 def _open(path: Path) -> tuple[DecoderConfig, Checkpoint] | None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,9 @@ def test_check_config_shows_every_setting_and_where_it_comes_from(
     assert len(lines) == len(settings_of(DaemonConfig))
     assert "max_num_seqs = 4  # --max-num-seqs" in lines
     assert "block_size = 8  # PAGEDD_BLOCK_SIZE" in lines
-    assert "num_blocks = auto  # default" in lines
+    assert 'num_blocks = "auto"  # default' in lines
+    assert 'prefix_sharing = "caller"  # default' in lines
+    assert tomllib.loads("\n".join(lines))["quota"]["weight"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,38 @@ def test_check_config_refuses_what_the_engine_would_after_it_has_shown_the_setti
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 2 * len(settings_of(DaemonConfig))
     assert printed.err.startswith(f"pagedd: invalid_setting: {said}")
+
+
+def test_check_config_shows_what_is_taken_where_a_setting_leaves_the_choice(
+    capsys: pytest.CaptureFixture[str], model_gguf: Path
+) -> None:
+    assert cli.main(["check-config", "--model", str(model_gguf), "--device", "cpu", "--dtype", "bfloat16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 'kv_cache_dtype = "int8"  # auto (default)' in lines
+    assert "max_model_len = 8192  # auto (default)" in lines
+    assert 'dtype = "bfloat16"  # --dtype' in lines
+
+
+def test_check_config_refuses_a_pool_that_the_machine_can_never_hold(
+    capsys: pytest.CaptureFixture[str], model_gguf: Path
+) -> None:
+    flags = ["--model", str(model_gguf), "--device", "cpu", "--num-blocks", "100000000"]
+    assert cli.main(["check-config", *flags]) == os.EX_CONFIG
+    assert re.search(
+        r"invalid_setting: num_blocks 100000000 of \d+ bytes take \d+\.\d GiB, cpu has", capsys.readouterr().err
+    )
+
+
+def test_check_config_says_that_a_directory_which_others_may_read_will_not_be_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    directory = tmp_path / "kv"
+    flags = ["check-config", "--device", "cpu", "--kv-disk-gib", "1", "--kv-disk-directory", str(directory)]
+    assert cli.main(flags) == 0
+    assert "kv_disk_directory" not in capsys.readouterr().err
+    directory.mkdir(mode=0o755)
+    assert cli.main(flags) == 0
+    assert "kv_disk_directory will not be used, and the daemon serves without that tier" in capsys.readouterr().err
 
 
 def test_check_config_refuses_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -460,7 +460,7 @@ async def test_a_fault_of_the_settings_is_not_tried_again(start_host: StartHost)
         engine.host.submit(request("a", 5))
 
 
-@pytest.mark.parametrize("model", ["vanish", "fault", "error:no_kv_memory"])
+@pytest.mark.parametrize("model", ["vanish", "fault", "error:engine_died"])
 async def test_an_engine_that_never_loads_is_given_up_after_three_tries(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:

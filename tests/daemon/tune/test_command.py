@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pagedd.daemon.tune import command
 from pagedd.daemon.tune.agreement import agreement
+from pagedd.daemon.tune.trial import Trial, TrialResult
 
 from ..conftest import RunningDaemon
 
@@ -28,12 +30,17 @@ def test_it_stops_when_its_time_is_over_and_prints_what_it_tried(
 ) -> None:
     log = tmp_path / "log"
     log.write_text('{"prompt_tokens": 8, "output_tokens": 4}\n')
-    command = [*TUNE, "--model", str(model_gguf), "--seconds", "1", "--load", str(log), "--users", "2"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=120)
+    out = tmp_path / "found.toml"
+    flags = ["--model", str(model_gguf), "--seconds", "1", "--load", str(log), "--users", "2", "--out", str(out)]
+    done = subprocess.run([*TUNE, *flags], env=environ, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == command.EXIT_UNDECIDED
     assert "step" in done.stdout
     assert "as configured" in done.stdout
     assert "the log has lengths alone" in done.stderr
     assert "1 s are over" in done.stderr
+    assert "no setting was compared with the settings as they are" in done.stdout
+    assert f"{out} is not written" in done.stderr
+    assert not out.exists()
 
 
 def test_an_interrupt_leaves_no_process_behind(environ: dict[str, str], model_gguf: Path) -> None:
@@ -48,6 +55,27 @@ def test_an_interrupt_leaves_no_process_behind(environ: dict[str, str], model_gg
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_an_interrupt_keeps_what_was_decided_and_leaves_the_settings_file_alone(
+    model_gguf: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def small_blocks_are_quick(trial: Trial, timeout_s: float) -> TrialResult:
+        if trial.config.max_num_seqs != 32:
+            raise KeyboardInterrupt
+        quick = trial.config.block_size == 8
+        return TrialResult(output_tokens_per_s=200.0 if quick else 100.0, max_num_batched_tokens=512)
+
+    monkeypatch.setattr(command, "run_trial", small_blocks_are_quick)
+    monkeypatch.setenv("PAGEDD_RUNTIME_DIR", str(tmp_path / "run"))
+    out, settings = tmp_path / "found.toml", tmp_path / "pagedd.toml"
+    said: list[str] = []
+    flags = ["--model", str(model_gguf), "--out", str(out), "--write", "--settings-file", str(settings)]
+    assert command.tune(flags, said.append) == command.EXIT_INTERRUPTED
+    assert capsys.readouterr().out.endswith("\nblock_size = 8\n")
+    assert out.read_text() == "block_size = 8\n"
+    assert not settings.exists()
+    assert "interrupted; what was found until then holds" in said
 
 
 def test_beside_a_running_daemon_it_refuses(serving_daemon: RunningDaemon, environ: dict[str, str]) -> None:

@@ -142,3 +142,16 @@ def test_what_ran_beside_others_is_tried_once_more_and_never_kept() -> None:
         "",
         "not judged: others had the cores 40 % of the time",
     ]
+
+
+def test_the_line_that_says_which_form_was_chosen_is_no_trial_of_its_own() -> None:
+    _, tried = run(EngineConfig(model="m"), Bench(lambda config: 200.0 if config.kv_cache_dtype == "fp8" else 100.0))
+    assert [one.note for one in tried if one.is_repeated] == ["chosen"]
+
+
+def test_nothing_is_judged_that_has_nothing_sound_beside_it() -> None:
+    sound, disturbed = TrialResult(output_tokens_per_s=1.0), TrialResult(output_tokens_per_s=1.0, waited_ratio=0.5)
+    assert Tried("seats", {"max_num_seqs": 2}, sound, sound).is_judged
+    assert not Tried("as configured", {}, sound, None).is_judged
+    assert not Tried("seats", {"max_num_seqs": 2}, sound, disturbed).is_judged
+    assert not Tried("seats", {"max_num_seqs": 2}, disturbed, sound).is_judged
