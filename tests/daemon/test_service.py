@@ -327,19 +327,23 @@ async def test_a_fault_on_the_way_into_the_engine_ends_the_request(
     assert list(service.live_entries()) == []
 
 
-async def test_a_held_request_is_weighed_by_the_quotas_once_the_engine_is_awake(
+async def test_held_requests_count_for_the_quotas_from_when_the_engine_is_awake_and_those_that_left_do_not(
     host: ScriptedHost, tmp_path: Path
 ) -> None:
-    service = Service(DaemonConfig(quota=QuotaConfig(tokens_per_minute=5)), host)
+    service = Service(DaemonConfig(quota=QuotaConfig(max_requests=1)), host)
     service.set_model(write_model(tmp_path))
     await service.device.sleep()
     heard: list[DaemonMessage] = []
-    service.start([prompt("abcdefgh")], ANA, heard.append)
+    [gone] = service.start([prompt("gone")], ANA, lambda message: None)
     await until(lambda: host.num_wakes == 1)
+    service.cancel(gone)
+    service.start([prompt("first")], ANA, heard.append)
+    service.start([prompt("second")], ANA, heard.append)
+    await until(lambda: host.num_wakes == 3)
     host.get_up()
-    await until(lambda: bool(heard))
-    assert isinstance(heard[0], Failed), heard
-    assert heard[0].code in ("over_quota", "exceeds_quota")
+    await until(lambda: len(heard) == 2)
+    assert [message.code if isinstance(message, Failed) else "" for message in heard] == ["", "over_quota"]
+    assert [request.prompt_token_ids for request in host.submitted] == [list(b"first")]
     await service.close()
 
 
