@@ -330,7 +330,7 @@ async def test_a_fault_on_the_way_into_the_engine_ends_the_request(
 async def test_held_requests_count_for_the_quotas_from_when_the_engine_is_awake_and_those_that_left_do_not(
     host: ScriptedHost, tmp_path: Path
 ) -> None:
-    service = Service(DaemonConfig(quota=QuotaConfig(max_requests=1)), host)
+    service = Service(DaemonConfig(quota=QuotaConfig(max_requests=1, max_priority=0)), host)
     service.set_model(write_model(tmp_path))
     await service.device.sleep()
     heard: list[DaemonMessage] = []
@@ -339,10 +339,12 @@ async def test_held_requests_count_for_the_quotas_from_when_the_engine_is_awake_
     service.cancel(gone)
     service.start([prompt("first")], ANA, heard.append)
     service.start([prompt("second")], ANA, heard.append)
-    await until(lambda: host.num_wakes == 3)
+    service.start([prompt("urgent", priority=1)], ANA, heard.append)
+    await until(lambda: host.num_wakes == 4)
     host.get_up()
-    await until(lambda: len(heard) == 2)
-    assert [message.code if isinstance(message, Failed) else "" for message in heard] == ["", "over_quota"]
+    await until(lambda: len(heard) == 3)
+    codes = [message.code if isinstance(message, Failed) else "" for message in heard]
+    assert codes == ["", "over_quota", "exceeds_quota"]
     assert [request.prompt_token_ids for request in host.submitted] == [list(b"first")]
     await service.close()
 
