@@ -22,6 +22,7 @@ EXIT_STATUSES = {
     "invalid_setting": os.EX_CONFIG,
     "unsupported_model": os.EX_CONFIG,
     "unsupported_device": os.EX_CONFIG,
+    "poor_kv_quality": os.EX_CONFIG,
     "no_kv_memory": os.EX_OSERR,
     "out_of_memory": os.EX_OSERR,
 }
@@ -85,6 +86,8 @@ def tune(argv: list[str]) -> int:
 
 
 def check_config(argv: list[str]) -> int:
+    import asyncio
+
     from pagedd.daemon.api_keys import configured_keys
     from pagedd.daemon.config import load_config
     from pagedd.daemon.config_check import check_startable
@@ -93,7 +96,7 @@ def check_config(argv: list[str]) -> int:
     chosen: Mapping[str, object] = {}
     try:
         configured_keys(loaded.config.api_key_file, loaded.config.quota.key)
-        chosen = check_startable(loaded.config, _report)
+        chosen = asyncio.run(check_startable(loaded.config, _report))
     finally:
         for line in loaded.explain(chosen):
             print(line)

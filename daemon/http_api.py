@@ -274,7 +274,9 @@ class _Handlers:
         return _json(StatusAnswer("ready"))
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        metrics = self._service.metrics
+        machine = await asyncio.to_thread(metrics.render_machine)
+        return web.Response(body=metrics.render() + machine, headers={"Content-Type": CONTENT_TYPE})
 
     async def openapi(self, request: web.Request) -> web.Response:
         return _json(openapi_document())

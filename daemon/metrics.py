@@ -110,10 +110,16 @@ class RequestTimes:
 
 
 class Metrics:
-    """Counts what the service sees. One for each daemon; tests make their own."""
+    """Counts what the service sees. One for each daemon; tests make their own.
+
+    Attributes:
+        registry: what the event loop knows.
+        machine_registry: what drivers have to be asked for.
+    """
 
     def __init__(self, engine: "EngineCollector") -> None:
         self.registry = CollectorRegistry()
+        self.machine_registry = CollectorRegistry()
         self.registry.register(engine)
         self._engine = engine
         self._steps_seen = 0
@@ -138,6 +144,10 @@ class Metrics:
     def render(self) -> bytes:
         """The text that Prometheus reads; its type is `CONTENT_TYPE`."""
         return prometheus_client.generate_latest(self.registry)
+
+    def render_machine(self) -> bytes:
+        """More of that text; for a thread, because a driver may take its time."""
+        return prometheus_client.generate_latest(self.machine_registry)
 
     def recent_latencies(self) -> dict[str, float | None]:
         """Percentiles of the last minute, in s, for the stats frames; None when nothing was observed."""

@@ -144,12 +144,14 @@ class ScriptedHost:
     num_wakes: int = 0
     swapped: list[EngineConfig] = field(default_factory=list)
     swap_failure: PageddError | None = None
-    load_gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed by a test that clears it
+    exit_gate: asyncio.Event = field(default_factory=asyncio.Event)  # gates are closed by a test that clears them
+    load_gate: asyncio.Event = field(default_factory=asyncio.Event)
     step_s: float = 0.0
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self.exit_gate.set()
         self.load_gate.set()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -169,8 +171,11 @@ class ScriptedHost:
             self.state, self.detail = EngineState.ASLEEP, "a request wakes it"
 
     async def swap(self, config: EngineConfig, take_over: Callable[[], None], take_back: Callable[[], None]) -> None:
-        """The next engine loads while `load_gate` is open, or cannot, as `swap_failure` says."""
+        """The engine ends while `exit_gate` is open and the next one loads while `load_gate` is, or cannot, as
+        `swap_failure` says.
+        """
         self.is_sleeping = True
+        await self.exit_gate.wait()
         self._end()
         self.state = EngineState.ASLEEP
         take_over()
@@ -350,6 +355,7 @@ class Served:
     service: Service
     endpoints: Endpoints
     http_api: HttpApi
+    zmq_api: ZmqApi
     http: aiohttp.ClientSession
     context: zmq.asyncio.Context
     url: str = "http://localhost"
@@ -418,13 +424,14 @@ async def serving(
     if has_model:
         service.set_model(write_model(folder / "model"))
     http_api = HttpApi(service, config, endpoints, inherited)
-    apis = [http_api, ZmqApi(service, endpoints, inherited)]
+    zmq_api = ZmqApi(service, endpoints, inherited)
+    apis = [http_api, zmq_api]
     for api in apis:
         await api.start()
     context = zmq.asyncio.Context()
     try:
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(endpoints.http), limit=0)) as http:
-            yield Served(host, service, endpoints, http_api, http, context)
+            yield Served(host, service, endpoints, http_api, zmq_api, http, context)
     finally:
         await service.close()
         for api in apis:
