@@ -7,25 +7,28 @@
 It needs torch, triton, transformers and numpy, and a C compiler for Triton. Parts, each a few lines of the table, and
 about how long each takes on an H200, of which most is compiling (estimated from compiling without a card):
 
-    correct      2½ min   each kernel against the float64 reference on fresh random inputs; outputs are poisoned first,
-                          and the bytes of the cache are compared
     ceilings     10 s     what this card copies and multiplies at best: the measure for everything below
     attention    40 s     decode GB/s beside the copy, prefill TFLOP/s beside the product, for every form of the cache
-    linear       30 s     products with 4 and 8 bit weights: GB/s at few rows, TFLOP/s at many
-    graphs       20 s     replayed decode steps equal eager ones, and what a replay saves
     model        1½ min   a random Llama of 8B's shape through the engine: decode at batch 1, 8, 64, 256, prefill;
                           beside transformers with SDPA and its static cache on the same weights, kernel by kernel
     compiled     2 min    transformers' decode through torch.compile; run after `model` it is compared
+    linear       30 s     products with 4 and 8 bit weights: GB/s at few rows, TFLOP/s at many
+    graphs       20 s     replayed decode steps equal eager ones, and what a replay saves
+    correct      2½ min   each kernel against the float64 reference on fresh random inputs; outputs are poisoned first,
+                          and the bytes of the cache are compared
 
 All together take about 8 minutes; where a machine is lent for less, run them by name: what needs the ceilings
-measures them itself. What a part found is on stderr as soon as it ends, so a run that is cut short has not
-been for nothing; stdout has the whole table at the end, and the line of JSON.
+measures them itself, and parts run in the order above, those with targets first. What a part found is on stderr as soon
+as it ends, and in FILE after every row, there with "complete": false until the end, so a run that is cut short has not
+been for nothing; stdout has the whole table at the end, or at SIGTERM, and the line of JSON.
 
-A part that fails says why in its row, and the others go on. Kernels are timed as graphs that are queued far ahead, so
-that Python's time is not theirs. An 8B model's weights take 16 GB, and there is one copy of them.
+A fault is a row with the unit "failed" that says why; what was found before is kept, and what can go on does. Kernels
+are timed as graphs that are queued far ahead, so that Python's time is not theirs. An 8B model's weights take 16 GB,
+and there is one copy of them.
 
 Targets: decode attention over bf16 reaches 80 % of the copy, prefill attention 55 % of the product, the engine's decode
-at batch 1 80 % of what the copy allows for the weights' bytes, and twice the rate of transformers launched eagerly.
+at batch 1 80 % of what the copy allows for the weights' bytes, twice the rate of transformers launched eagerly, and
+that of transformers compiled.
 
 Exit status: 0 all parts ran and all targets that were measured are reached; 1 a part failed; 2 wrong arguments, no card
 or something that is not installed; 3 all ran, and a target was missed.
@@ -37,15 +40,18 @@ script, not a card.
 import argparse
 import importlib.util
 import os
+import shutil
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+LEAST_TRITON = (3, 6)
 NEEDED = ("torch", "triton", "transformers", "numpy")
 
 
@@ -124,6 +130,7 @@ TARGETS = {
     "prefill.bf16": 0.55,
     "pagedd, decode, batch 1": 0.80,
     "times transformers (eager), batch 1": 2.0,
+    "times transformers (compiled), batch 1": 1.0,
 }
 
 
@@ -132,7 +139,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", help="some of the parts (default: all)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on any machine")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all inputs (default: the time)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there, after each row")
     args = parser.parse_args()
     if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         print(
@@ -145,6 +152,9 @@ def main() -> int:
 
     if args.tiny and not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton looks at when it is imported
+    if obstacle := _obstacle(is_tiny=args.tiny):
+        print(obstacle, file=sys.stderr)
+        return 2
     if "pagedd" not in sys.modules:
         sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != ROOT / "bench"]
         sys.path.insert(0, str(ROOT / "bench"))
@@ -153,7 +163,7 @@ def main() -> int:
         sys.path.pop(0)
         use_checkout(ROOT)
     from pagedd.bench import gpu_parts
-    from pagedd.bench.report import print_report, table
+    from pagedd.bench.report import environment, print_report, table, write_report
 
     if not torch.cuda.is_available() and not args.tiny:
         print("no card that torch can use; --tiny runs the script on a CPU", file=sys.stderr)
@@ -167,17 +177,61 @@ def main() -> int:
     check = gpu_parts.Check(device, TINY if args.tiny else FULL, args.seed)
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    for name in args.parts or parts:
-        started = time.perf_counter()
-        found = _run(name, parts[name], check, failed)
-        print(f"{name}: {time.perf_counter() - started:.1f} s\n{table(found)}\n", file=sys.stderr, flush=True)
-        rows += found
-    figures = {"seed": args.seed, "tiny": args.tiny, "rows": rows, "targets": TARGETS, "failed": failed}
-    print_report("gpu_check", rows, figures, output=args.output)
+    figures = {"complete": False, "seed": args.seed, "tiny": args.tiny}
+    figures |= {"rows": rows, "targets": TARGETS, "failed": failed}
+    facts = environment()
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if args.output is not None:
+            write_report({"benchmark": "gpu_check", **figures, **facts}, args.output)
+
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        for name in [name for name in parts if name in (args.parts or parts)]:
+            started, num_before = time.perf_counter(), len(rows)
+            _run(name, parts[name], check, failed, keep)
+            found = table(rows[num_before:])
+            print(f"{name}: {time.perf_counter() - started:.1f} s\n{found}\n", file=sys.stderr, flush=True)
+        figures["complete"] = True
+    finally:
+        print_report("gpu_check", rows, figures, output=args.output)
+        signal.signal(signal.SIGTERM, before)
     missed = [] if args.tiny else missed_targets(rows)
     for what in missed:
         print(f"target missed: {what}", file=sys.stderr)
     return 1 if failed else 3 if missed else 0
+
+
+def _end(number: int, frame: object) -> None:
+    """What was found is still printed."""
+    raise SystemExit(128 + number)
+
+
+def _obstacle(*, is_tiny: bool) -> str | None:
+    """Why what is installed will not do, found before minutes are spent on it."""
+    import numpy
+    import triton
+
+    numpy_version, triton_version = _release(numpy.__version__), _release(triton.__version__)
+    if is_tiny:
+        if triton_version < (3, 7) and numpy_version >= (2, 4):
+            return f"Triton {triton.__version__} cannot interpret with numpy {numpy.__version__}; install 'numpy<2.4'"
+        return None
+    if triton_version < LEAST_TRITON:
+        least = ".".join(map(str, LEAST_TRITON))
+        return f"Triton {triton.__version__}; {least} is the oldest that these kernels were compiled with: update torch"
+    compiler = os.environ.get("CC")
+    if compiler is None and not any(shutil.which(name) for name in ("gcc", "clang", "cc")):
+        return "Triton needs a C compiler, and there is none; install gcc, or name one in CC"
+    if compiler is not None and shutil.which(compiler) is None:
+        return f"CC={compiler}, which Triton would use, cannot be run; name a C compiler there, or unset it"
+    return None
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def missed_targets(rows: list[dict[str, Any]]) -> list[str]:
@@ -191,14 +245,22 @@ def missed_targets(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _run(
-    name: str, part: Callable[[Any], list[dict[str, Any]]], check: object, failed: dict[str, str]
-) -> list[dict[str, Any]]:
+    name: str,
+    part: Callable[[Any], Iterator[dict[str, Any]]],
+    check: object,
+    failed: dict[str, str],
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
+    """What a part has found before a fault is kept."""
     try:
-        return [{"part": name, **row} for row in part(check)]
+        for row in part(check):
+            keep({"part": name, **row})
+            if row["unit"] == "failed":
+                failed.setdefault(name, row["what"])
     except Exception as error:
         traceback.print_exc()
         failed[name] = f"{type(error).__name__}: {error}"
-        return [{"part": name, "what": f"failed: {error}"[:60], "value": None, "unit": "", "share": None}]
+        keep({"part": name, "what": f"{error}"[:200], "value": None, "unit": "failed", "share": None})
     finally:
         import torch
 

@@ -4,23 +4,31 @@ Outputs are poisoned before, and so is what of a cache nobody wrote. Numbers tha
 what is written to the cache without being computed, and what top-k and top-p leave over, has to be the same.
 """
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
+from functools import partial
 
 import torch
 
 from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, random_nested_weight, random_weight
 from pagedd.bench.report import Cell
+from pagedd.engine.model.load import check_current_device
 from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.layout import KVLayer, QuantizedLayer, has_open_keys, planes_of
 from pagedd.kernels.triton import backend as kernels
 
+# Bits, and numbers with one nested scale.
+WEIGHT_FORMS = {"int4": (4, 0), "int8": (8, 0), "q4_k": (4, 32), "q6_k": (8, 16)}
+
 TOLERANCE = 2e-2  # relative and absolute, of numbers around 1 in bfloat16
 
 # New tokens and context: the first is so long that it is cut over programs and merged, the last two are chunks.
 LENS = [(1, 700), (1, 3), (20, 33), (9, 9)]
+# No context is so long that a card would cut it: decodes alone, and beside chunks in one launch.
+FEW = [(1, 200), (1, 3), (1, 64)]
+FEW_AND_CHUNKS = [(1, 200), (1, 3), (20, 33), (9, 9)]
 SHORTER_LENS = [(1, 260), (1, 3), (5, 18), (3, 3)]
 
 
@@ -97,17 +105,45 @@ class Comparison:
         self.found.append({"what": what, "value": float(f"{value:.4g}"), "unit": unit, "share": None})
 
 
-def compare_all(device: torch.device, dtype: torch.dtype, seed: int, *, is_thorough: bool) -> list[dict[str, Cell]]:
-    """Rows of the table: the largest error of each kernel. Raises for the first that is beyond what is allowed."""
+def compare_all(device: torch.device, dtype: torch.dtype, seed: int, *, is_thorough: bool) -> Iterator[dict[str, Cell]]:
+    """Rows of the table: the largest error of each kernel, or what is beyond what is allowed, and the next case.
+
+    Raises:
+        RuntimeError: the card answers nothing any more.
+    """
     comparison = Comparison(device, dtype, torch.Generator().manual_seed(seed), is_thorough)
-    parts: tuple[Callable[[Comparison], None], ...] = (_compare_rows, _compare_products, _compare_cut_offs)
     with poisoned():
-        for part in parts:
-            part(comparison)
-        for number, form in enumerate(FORMS):
-            for heads in SHAPES if is_thorough else [SHAPES[number % len(SHAPES)]]:
-                _compare_attention(comparison, form, heads)
-    return comparison.found
+        for what, compare in _cases(is_thorough=is_thorough):
+            comparison.found.clear()
+            try:
+                compare(comparison)
+            except Exception as error:
+                if not isinstance(error, AssertionError):
+                    traceback.print_exc()
+                comparison.found.append(failure(f"{what}: {error}"))
+                check_current_device()
+            yield from comparison.found
+
+
+def failure(what: str) -> dict[str, Cell]:
+    """A row of the table for what has no value."""
+    return {"what": what[:200], "value": None, "unit": "failed", "share": None}
+
+
+def _cases(*, is_thorough: bool) -> Iterator[tuple[str, Callable[[Comparison], None]]]:
+    yield "rows", _compare_rows
+    for in_features in (512, 4096, 14336) if is_thorough else (512,):
+        for form in WEIGHT_FORMS:
+            yield (
+                f"packed_linear, {form}, {in_features}",
+                partial(_compare_products, form=form, in_features=in_features),
+            )
+    yield "keep_best", _compare_cut_offs
+    for number, form in enumerate(FORMS):
+        for index, heads in enumerate(SHAPES if is_thorough else [SHAPES[number % len(SHAPES)]]):
+            several = (LENS, FEW_AND_CHUNKS if (number + index) % 2 else FEW) if is_thorough else (SHORTER_LENS,)
+            for lens in several:
+                yield f"{form}, {heads}, {lens}", partial(_compare_attention, form=form, heads=heads, lens=lens)
 
 
 def _compare_rows(comparison: Comparison) -> None:
@@ -121,21 +157,25 @@ def _compare_rows(comparison: Comparison) -> None:
     comparison.near("silu_and_mul", kernels.silu_and_mul(there[0]), reference.silu_and_mul(x))
 
 
-def _compare_products(comparison: Comparison) -> None:
-    x, bias = comparison.draw(200, 512), comparison.draw(96)
-    there, bias_there = x.to(comparison.device), bias.to(comparison.device)
+def _compare_products(comparison: Comparison, form: str, in_features: int) -> None:
+    """Long rows are cut over programs. Inputs are such that results are as large as those of short ones."""
+    bits, group = WEIGHT_FORMS[form]
     host, generator = torch.device("cpu"), comparison.generator
-    weights = {f"int{bits}": random_weight(96, 512, bits, host, generator) for bits in (4, 8)}
-    for name, bits, group in (("q4_k", 4, 32), ("q6_k", 8, 16)):
-        weights[name] = random_nested_weight(96, 512, bits, group, host, generator)
+    out_features = 96 if in_features == 512 else 520  # so many that a large card's programs take several steps each
+    x, bias = comparison.draw(200, in_features) * (512 / in_features) ** 0.5, comparison.draw(out_features)
+    if group:
+        weight = random_nested_weight(out_features, in_features, bits, group, host, generator)
+    else:
+        weight = random_weight(out_features, in_features, bits, host, generator)
+    there, bias_there, weight_there = (part.to(comparison.device) for part in (x, bias, weight))
     row_counts = (1, 2, 5, 37, 200) if comparison.is_thorough else (2, 37)
-    biases = (False, True) if comparison.is_thorough else (True,)
-    for (name, weight), num_rows, has_bias in product(weights.items(), row_counts, biases):
-        comparison.near(
-            f"packed_linear, {name}, {num_rows} rows{', bias' if has_bias else ''}",
-            kernels.packed_linear(there[:num_rows], weight.to(comparison.device), bias_there if has_bias else None),
-            reference.packed_linear(x[:num_rows], weight, bias if has_bias else None),
-        )
+    for num_rows in row_counts if in_features == 512 else (1, 37):
+        for has_bias in (False, True) if comparison.is_thorough and in_features == 512 else (True,):
+            comparison.near(
+                f"packed_linear, {form}, {num_rows} x {in_features}{', bias' if has_bias else ''}",
+                kernels.packed_linear(there[:num_rows], weight_there, bias_there if has_bias else None),
+                reference.packed_linear(x[:num_rows], weight, bias if has_bias else None),
+            )
 
 
 def _compare_cut_offs(comparison: Comparison) -> None:
@@ -153,10 +193,10 @@ def _compare_cut_offs(comparison: Comparison) -> None:
     comparison.same("keep_best, weights left over", left, weights)
 
 
-def _compare_attention(comparison: Comparison, form: str, heads: Heads) -> None:
+def _compare_attention(comparison: Comparison, form: str, heads: Heads, lens: list[tuple[int, int]]) -> None:
     """The cache is written with and without rope, and then attended to."""
     inputs = make_inputs(
-        LENS if comparison.is_thorough else SHORTER_LENS,
+        lens,
         form,
         comparison.dtype,
         comparison.generator,
@@ -165,7 +205,10 @@ def _compare_attention(comparison: Comparison, form: str, heads: Heads) -> None:
         head_dim=heads.head_dim,
         block_size=heads.block_size,
     )
-    moved, where = inputs.to(comparison.device), f"{form}, {heads}"
+    moved, where = (
+        inputs.to(comparison.device),
+        f"{form}, {heads}, {len(lens)} sequences to {max(context for _, context in lens)}",
+    )
     for backend, given in ((kernels, moved), (reference, inputs)):
         backend.write_kv(given.key, given.value, given.kv_layer, given.slot_mapping, given.open_slots)
         if has_open_keys(given.kv_layer):

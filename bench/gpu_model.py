@@ -21,7 +21,7 @@ from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import parse_decoder_config
 from pagedd.engine.model.decoder import Decoder
 from pagedd.engine.model.load import LoadedModel
-from pagedd.engine.request import Request
+from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import ScheduledSequence
@@ -206,13 +206,13 @@ def compiled_rates(
 def _decode(engine: Engine, batch: int, sizes: Any) -> float:
     """All sequences decode before the clock starts, and none ends while it runs."""
     _add(engine, batch, sizes.prompt, max_tokens=sizes.most_tokens - sizes.prompt)
-    while len(engine.step()) < batch or engine.stats().num_scheduled_tokens != batch:
+    while len(_step(engine)) < batch or engine.stats().num_scheduled_tokens != batch:
         pass
     for _ in range(sizes.steps // 2):
-        engine.step()
+        _step(engine)
     started, num_tokens = time.perf_counter(), 0
     for _ in range(sizes.steps):
-        num_tokens += sum(len(output.token_ids) for output in engine.step())
+        num_tokens += sum(len(output.token_ids) for output in _step(engine))
     seconds = time.perf_counter() - started
     _end(engine, batch)
     return num_tokens / seconds
@@ -224,9 +224,23 @@ def _prefill(engine: Engine, device: torch.device, num_tokens: int) -> float:
     def prefill() -> None:
         _add(engine, 1, num_tokens, max_tokens=1)
         while engine.has_work:
-            engine.step()
+            _step(engine)
 
     return num_tokens / _seconds(device, prefill, PREFILLS)
+
+
+def _step(engine: Engine) -> list[SequenceOutput]:
+    """
+    Raises:
+        RuntimeError: a sequence ended with an error, or there is none any more: what is waited for will not come.
+    """
+    if not engine.has_work:
+        raise RuntimeError("the engine has nothing to do, though sequences should still run")
+    outputs = engine.step()
+    for output in outputs:
+        if output.error_code is not None:
+            raise RuntimeError(f"a sequence of request {output.request_id} ended with {output.error_code}")
+    return outputs
 
 
 def _add(engine: Engine, count: int, num_prompt_tokens: int, max_tokens: int) -> None:

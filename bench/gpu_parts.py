@@ -1,19 +1,25 @@
 """The parts of `gpu_check.py`: what runs on the card, and what it is held to. Knows no command line."""
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from pagedd.bench import gpu_correct, gpu_model
+from pagedd.bench.gpu_correct import failure
 from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, random_nested_weight, random_weight
 from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of
 from pagedd.bench.report import Cell
+from pagedd.engine.model.load import check_current_device
 from pagedd.kernels.kv_form import FORMS
+from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.triton import backend as kernels
 
-Rows = list[dict[str, Cell]]
+Rows = Iterator[dict[str, Cell]]
+Figure = tuple[float, str, float]  # value, unit, share of its ceiling
 
 
 @dataclass(slots=True)
@@ -55,38 +61,62 @@ def row(what: str, value: float, unit: str, share: float | None = None) -> dict[
     }
 
 
+def measured(what: str, measure: Callable[[], Figure]) -> dict[str, Cell]:
+    """Its row; where it fails, one that says why: the next one may be measured all the same.
+
+    Raises:
+        RuntimeError: the card answers nothing any more.
+    """
+    try:
+        return row(what, *measure())
+    except Exception as error:
+        traceback.print_exc()
+        check_current_device()
+        return failure(f"{what}: {error}")
+
+
 def correct(check: Check) -> Rows:
     """Each kernel against the reference."""
-    return gpu_correct.compare_all(check.device, check.dtype, check.seed, is_thorough=not check.sizes.is_tiny)
+    yield from gpu_correct.compare_all(check.device, check.dtype, check.seed, is_thorough=not check.sizes.is_tiny)
 
 
 def ceilings(check: Check) -> Rows:
     """What the card copies, and multiplies in bfloat16, through torch."""
     copied, multiplied = check.ceilings
-    return [row("copy", copied / 1e9, "GB/s"), row("product", multiplied / 1e12, "TFLOP/s")]
+    yield row("copy", copied / 1e9, "GB/s")
+    yield row("product", multiplied / 1e12, "TFLOP/s")
 
 
 def attention(check: Check) -> Rows:
     """Decode of a full batch at the long context, and the first chunk of a prompt."""
-    sizes, found = check.sizes, []
-    copied, multiplied = check.ceilings
     generator = torch.Generator().manual_seed(check.seed)
-    shape = {"num_heads": sizes.heads, "num_kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "block_size": 16}
     for form in FORMS:
-        if form == "float32":
-            continue
-        lens = [(1, sizes.context)] * sizes.batch
-        inputs = make_inputs(lens, form, check.dtype, generator, device=check.device, fill=False, **shape)
-        seconds = check.time(lambda inputs=inputs: _attend(inputs))  # type: ignore[misc]
-        row_bytes = FORMS[form].block_bytes(16, sizes.head_dim) / 16  # keys and values
-        rate = sizes.batch * sizes.context * sizes.kv_heads * row_bytes / seconds
-        found.append(row(f"decode.{form}", rate / 1e9, "GB/s", rate / copied))
-        lens = [(sizes.chunk, sizes.chunk)]
-        inputs = make_inputs(lens, form, check.dtype, generator, device=check.device, fill=False, **shape)
-        seconds = check.time(lambda inputs=inputs: _attend(inputs))  # type: ignore[misc]
-        rate = 4 * sizes.heads * sizes.head_dim * sizes.chunk * (sizes.chunk + 1) / 2 / seconds
-        found.append(row(f"prefill.{form}", rate / 1e12, "TFLOP/s", rate / multiplied))
-    return found
+        if form != "float32":
+            yield measured(f"decode.{form}", partial(_decode_attention, check, form, generator))
+            yield measured(f"prefill.{form}", partial(_prefill_attention, check, form, generator))
+
+
+def _decode_attention(check: Check, form: str, generator: torch.Generator) -> Figure:
+    sizes = check.sizes
+    inputs = _attention_inputs([(1, sizes.context)] * sizes.batch, check, form, generator)
+    seconds = check.time(lambda: _attend(inputs))
+    row_bytes = FORMS[form].block_bytes(16, sizes.head_dim) / 16  # keys and values
+    rate = sizes.batch * sizes.context * sizes.kv_heads * row_bytes / seconds
+    return rate / 1e9, "GB/s", rate / check.ceilings[0]
+
+
+def _prefill_attention(check: Check, form: str, generator: torch.Generator) -> Figure:
+    sizes = check.sizes
+    inputs = _attention_inputs([(sizes.chunk, sizes.chunk)], check, form, generator)
+    seconds = check.time(lambda: _attend(inputs))
+    rate = 4 * sizes.heads * sizes.head_dim * sizes.chunk * (sizes.chunk + 1) / 2 / seconds
+    return rate / 1e12, "TFLOP/s", rate / check.ceilings[1]
+
+
+def _attention_inputs(lens: list[tuple[int, int]], check: Check, form: str, generator: torch.Generator) -> PagedInputs:
+    sizes = check.sizes
+    shape = {"num_heads": sizes.heads, "num_kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "block_size": 16}
+    return make_inputs(lens, form, check.dtype, generator, device=check.device, fill=False, **shape)
 
 
 def _attend(inputs: PagedInputs) -> torch.Tensor:
@@ -95,50 +125,51 @@ def _attend(inputs: PagedInputs) -> torch.Tensor:
 
 def linear(check: Check) -> Rows:
     """The widest product of a layer, gate and up, by rows."""
-    sizes, found = check.sizes, []
-    copied, multiplied = check.ceilings
+    sizes = check.sizes
     generator = torch.Generator().manual_seed(check.seed)
     shape = (2 * sizes.inner, sizes.hidden)
     weights = {f"int{bits}": random_weight(*shape, bits, check.device, generator) for bits in (4, 8)}
     weights["q4_k"] = random_nested_weight(*shape, 4, 32, check.device, generator)
     for name, weight in weights.items():
         for num_rows in sizes.rows:
-            x = torch.randn(num_rows, sizes.hidden, device=check.device).to(check.dtype)
-            seconds = check.time(lambda x=x, weight=weight: kernels.packed_linear(x, weight, None))  # type: ignore[misc]
-            if num_rows < sizes.rows[-1]:
-                rate = (weight.num_bytes + x.nbytes + num_rows * 2 * sizes.inner * x.itemsize) / seconds
-                figure = row("", rate / 1e9, "GB/s", rate / copied)
-            else:
-                rate = 2 * num_rows * sizes.hidden * 2 * sizes.inner / seconds
-                figure = row("", rate / 1e12, "TFLOP/s", rate / multiplied)
-            found.append(figure | {"what": f"{name}, {num_rows} rows"})
-    return found
+            yield measured(f"{name}, {num_rows} rows", partial(_product, check, weight, num_rows))
+
+
+def _product(check: Check, weight: PackedWeight, num_rows: int) -> Figure:
+    x = torch.randn(num_rows, weight.in_features, device=check.device).to(check.dtype)
+    seconds = check.time(lambda: kernels.packed_linear(x, weight, None))
+    if num_rows < check.sizes.rows[-1]:
+        rate = (weight.num_bytes + x.nbytes + num_rows * weight.out_features * x.itemsize) / seconds
+        return rate / 1e9, "GB/s", rate / check.ceilings[0]
+    rate = 2 * num_rows * weight.in_features * weight.out_features / seconds
+    return rate / 1e12, "TFLOP/s", rate / check.ceilings[1]
 
 
 def graphs(check: Check) -> Rows:
     """A decode step replayed and launched kernel by kernel."""
-    return [row(*figure) for figure in gpu_model.replayed_steps(check.device, check.sizes, check.dtype)]
+    yield from (row(*figure) for figure in gpu_model.replayed_steps(check.device, check.sizes, check.dtype))
 
 
 def model(check: Check) -> Rows:
     """The engine on a random Llama, beside transformers on the same weights."""
     copied, _ = check.ceilings
     figures = gpu_model.engine_rates(check.device, check.sizes, check.dtype, copied, check.decode_rates)
-    return [row(*figure) for figure in figures]
+    yield from (row(*figure) for figure in figures)
 
 
 def compiled(check: Check) -> Rows:
     """transformers compiled by torch, beside what `model` found."""
     figures = gpu_model.compiled_rates(check.device, check.sizes, check.dtype, check.decode_rates)
-    return [row(*figure) for figure in figures]
+    yield from (row(*figure) for figure in figures)
 
 
+# In this order: what has targets first.
 PARTS: dict[str, Callable[[Check], Rows]] = {
-    "correct": correct,
     "ceilings": ceilings,
     "attention": attention,
-    "linear": linear,
-    "graphs": graphs,
     "model": model,
     "compiled": compiled,
+    "linear": linear,
+    "graphs": graphs,
+    "correct": correct,
 }

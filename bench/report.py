@@ -27,8 +27,15 @@ def print_report(
     print()
     print(json.dumps(report), flush=True)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(report, indent=2) + "\n")
+        write_report(report, output)
+
+
+def write_report(report: Mapping[str, object], output: Path) -> None:
+    """In place of what was there, all or nothing: whoever is ended meanwhile leaves the last one whole."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = output.with_name(output.name + ".part")
+    part.write_text(json.dumps(report, indent=2) + "\n")
+    part.replace(output)
 
 
 def table(rows: Sequence[Mapping[str, Cell]]) -> str:

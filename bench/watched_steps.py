@@ -143,7 +143,7 @@ async def pagetops(directory: Path, count: int) -> AsyncIterator[list[int]]:
         ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", *_SCREEN, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color"}
         process = subprocess.Popen(  # noqa: ASYNC220 (returns at once)
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
         )
         processes.append(process)
         os.close(slave)

@@ -54,10 +54,16 @@ class DeviceUse:
         self._events = events
         self._served_model = served_model
         self._serve = serve
-        self._is_swapping = False
+        self._is_loading = False  # from the first look at another model
+        self._is_swapping = False  # while the engine is replaced
         self._claims: dict[str, str] = {}  # who needs the device, and why
         self._wakes_afterwards = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_yielded(self) -> bool:
+        """Others have the device, and no request wakes the engine."""
+        return bool(self._claims)
 
     @property
     def _yields_because(self) -> str | None:
@@ -80,27 +86,27 @@ class DeviceUse:
             return Broken("engine_loading", "it did not end before another model was loaded; send it again")
         return Broken("engine_asleep", "it did not end in time; send it again to wake the engine")
 
-    def close(self) -> None:
-        """Gives up what is under way."""
-        for task in self._tasks:
+    async def close(self) -> None:
+        """Gives up what is under way; returns when nothing of it goes on."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def sleep(self) -> None:
         """Gives the device back: running requests may end as when the daemon stops, then the engine process goes.
 
-        The next request starts it again, and waits for it. Raises `PageddError` when there is no engine that could end.
+        The next request starts it again, and waits for it. An engine that wakes just now is first let wake. Raises
+        `PageddError` when there is no engine that could end.
         """
-        await self._give_up(None)
-
-    async def _give_up(self, within_s: float | None) -> None:
-        if self._is_swapping:
+        if self._is_loading:
             raise PageddError("engine_loading", "a model is being loaded; try again when it serves")
         if not self._host.is_sleeping:
-            self._host.begin_sleep()
-            await self._whole(self._sleep(within_s))
+            self._host.check_ready()
+        await self._whole(self._sleep(None))
 
     async def _sleep(self, within_s: float | None) -> None:
-        await self._running_ended(within_s)
+        await self._come_to_rest(within_s)
         await self._host.sleep()
 
     def wake(self) -> None:
@@ -124,18 +130,21 @@ class DeviceUse:
                 if self._wakes_afterwards:
                     self._host.wake()
             return
-        is_ready = self._host.state is EngineState.READY and not self._host.is_sleeping
-        if not self._claims and not (is_ready or self._host.state is EngineState.ASLEEP):
-            return
+        is_ready = self._host.state is EngineState.READY and not self._is_swapping
         if not self._claims:
-            self._wakes_afterwards = is_ready
+            if self._is_swapping or not (is_ready or self._host.state is EngineState.ASLEEP):
+                return
+            # A load that is under way is given up, and the engine that it would have replaced is taken back.
+            self._wakes_afterwards = is_ready and (self._is_loading or not self._host.is_sleeping)
+        if is_ready:
+            self._host.begin_sleep()
         if claimant not in self._claims:
             log.info("the device is left to others: %s", reason)
             self._events.add("engine", f"the device is left to others: {reason}")
         self._claims[claimant] = reason
         if is_ready:
             with suppress(PageddError):
-                await self._give_up(within_s)
+                await self._whole(self._sleep(within_s))
 
     def check_not_yielded(self) -> None:
         """Raises `PageddError("device_yielded")` while others have the device."""
@@ -155,25 +164,28 @@ class DeviceUse:
         if "\0" in name:
             raise PageddError("invalid_value", "model holds a zero byte, which no name does", field="model")
         self.check_not_yielded()
-        if self._is_swapping:
-            raise PageddError("engine_loading", "another model is being loaded; try again when it serves")
         if not self._host.is_sleeping:
             self._host.check_ready()
-        self._is_swapping = True
         await self._whole(self._load_model(name, served_name, by))
 
     async def _load_model(self, name: str, served_name: str | None, by: Caller) -> None:
+        if self._is_loading:
+            raise PageddError("engine_loading", "another model is being loaded; try again when it serves")
         before = self._served_model()
         try:
+            self._is_loading = True
             candidate = await self.find_model(name, served_name)
             try:
-                if not self._host.is_sleeping:
-                    self._host.begin_sleep()
-                    await self._running_ended()
-                self._serve(candidate.text_side)
-                await self._host.swap(candidate.engine)
+                self.check_not_yielded()
+                await self._come_to_rest(None)
+                self.check_not_yielded()
+                self._is_swapping = True
+                await self._host.swap(
+                    candidate.engine, lambda: self._serve(candidate.text_side), lambda: self._serve(before)
+                )
             except BaseException:
-                self._serve(before)
+                if self._served_model() is not before:
+                    self._serve(before)
                 await candidate.text_side.retire()
                 raise
             await before.retire()
@@ -186,7 +198,24 @@ class DeviceUse:
             log.exception("fault while another model was loaded")
             raise PageddError("internal", f"{before.name} is served on; the log has the trace") from error
         finally:
-            self._is_swapping = False
+            self._is_loading = self._is_swapping = False
+
+    async def _come_to_rest(self, within_s: float | None) -> None:
+        """Nobody gets in any more, and what ran has ended, or had `drain_seconds` or fewer to do so.
+
+        What waited for an engine that wakes just now has gone into it by then, and has its time like all others. Raises
+        `PageddError` when there is no engine that could be put to sleep.
+        """
+        while True:
+            while self._host.is_sleeping and self._host.state in (EngineState.STARTING, EngineState.LOADING):
+                await self._host.wait_changed()
+            if self._host.state is EngineState.ASLEEP:
+                return
+            if not self._host.is_sleeping:
+                self._host.begin_sleep()
+            await self._running_ended(within_s)
+            if self._host.is_sleeping and self._host.state not in (EngineState.STARTING, EngineState.LOADING):
+                return
 
     async def _running_ended(self, within_s: float | None = None) -> None:
         """Returns when the engine has no request any more, or `drain_seconds` or fewer are over."""

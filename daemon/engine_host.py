@@ -46,6 +46,7 @@ from pagedd.daemon.engine_link import (
     ToEngine,
 )
 from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.engine_swap import Swap
 from pagedd.daemon.engine_watch import SilenceLimits
 from pagedd.daemon.restart_policy import RestartPolicy, on_the_cpu
 from pagedd.engine.config import EngineConfig
@@ -94,8 +95,7 @@ class EngineHost:
         self._questions: deque[asyncio.Future[Answer]] = deque()
         self._config: EngineConfig | None = None
         self._tokens_per_second: float | None = None
-        self._config_before: EngineConfig | None = None  # while another is tried
-        self._swap_failure: PageddError | None = None
+        self._swap: Swap | None = None  # until its engine is ready, or the one before is to be loaded again
         self._stopping = asyncio.Event()
         self._wakes = asyncio.Event()
         self._is_sleeping = False
@@ -208,7 +208,10 @@ class EngineHost:
         return self._is_sleeping
 
     def begin_sleep(self) -> None:
-        """Whoever asks from now on waits for the next engine. Raises like `submit`."""
+        """Whoever asks from now on waits for the next engine, and a `wake` before this counts for nothing.
+
+        Raises like `submit`.
+        """
         self.check_ready()
         self._is_sleeping = True
         self._wakes.clear()
@@ -229,29 +232,34 @@ class EngineHost:
             self.check_ready()
 
     def wake(self) -> None:
-        """Starts the engine again when it sleeps. No effect when it does not."""
+        """Starts the engine again when it sleeps, or once it does. No effect when nobody put it to sleep."""
         self._wakes.set()
+        if self.state is EngineState.ASLEEP:
+            self._enter(EngineState.STARTING, "engine process")
 
-    async def swap(self, config: EngineConfig) -> None:
-        """Ends the engine after `begin_sleep` and starts one with `config`, as `load` does; returns when it is ready.
+    async def swap(self, config: EngineConfig, take_over: Callable[[], None], take_back: Callable[[], None]) -> None:
+        """Starts an engine with `config` in place of the one that is ready or asleep, and keeps to it from then on.
 
-        Where that one cannot load, another is started with the settings before. Raises `PageddError` with the reason,
-        once it is ready.
+        An engine that is ready is told to exit, with whatever runs in it. Returns when the new one is ready. Where that
+        cannot load, another is started with the settings before, and this raises `PageddError` with the reason, once
+        that is ready or cannot load either.
+
+        Args:
+            take_over: called when the engine before has ended and none with `config` has begun to load.
+            take_back: called after that, before the settings of before are loaded again.
         """
-        while self.state in (EngineState.STARTING, EngineState.LOADING, EngineState.RESTARTING):
-            await self.wait_changed()
-        if self.state in (EngineState.FAILED, EngineState.STOPPED):
+        if self.state not in (EngineState.ASLEEP, EngineState.STALLED):
             self.check_ready()
+        swap = self._swap = Swap(config, take_over, take_back)
         self._is_sleeping = True
-        self._config_before, self._config, self._swap_failure = self._config, config, None
+        self._tell_to_exit()
         self.wake()
-        if self.state is not EngineState.ASLEEP:
-            self._tell_to_exit()
         while self._is_sleeping and self.state is not EngineState.STOPPED:
             await self.wait_changed()
-        if self._swap_failure is not None:
-            raise self._swap_failure
-        self.check_ready()
+        if swap.failure is not None:
+            raise swap.failure
+        if not swap.is_done:
+            self.check_ready()
 
     async def stop(self) -> None:
         """Ends the engine process, kindly when it is ready and at once when it loads. Safe to call twice."""
@@ -290,6 +298,8 @@ class EngineHost:
 
     async def _keep_running(self, arguments: tuple[str, ...]) -> None:
         while True:
+            if self._swap is not None:
+                self._config = self._swap.begin(self._config)
             ended = await self._run_once(arguments)
             reason = ended.reason
             self._forget_engine(ended)
@@ -307,10 +317,10 @@ class EngineHost:
                 if self._stopping.is_set():
                     return
                 continue
-            if self._config_before is not None and ended.served_s is None:
-                self._swap_failure = ended.load_failure or PageddError("engine_failed", reason)
+            if self._swap is not None:
                 log.error("%s; the model before is loaded again", reason)
-                self._config, self._config_before = self._config_before, None
+                self._config = self._swap.undo(ended.load_failure or PageddError("engine_failed", reason))
+                self._swap = None
                 continue
             self._is_sleeping = False
             had_fallen_back = self.has_fallen_back
@@ -373,7 +383,10 @@ class EngineHost:
                 self._enter(EngineState.LOADING, what, fraction)
             case Ready(info=info, stats=stats):
                 self.info, self.stats = info, stats
-                self._config_before = None
+                self._policy.serves()
+                if self._swap is not None:
+                    self._swap.is_done = True
+                    self._swap = None
                 if self._config is not None and not self.has_fallen_back:
                     # Measured once, not at every wake.
                     self._config = replace(self._config, kv_quality=info.kv_quality)

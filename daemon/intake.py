@@ -16,7 +16,7 @@ from pagedd.daemon.doctor import Doctor
 from pagedd.daemon.host import Host
 from pagedd.daemon.live_requests import LiveEntry, LiveRequests
 from pagedd.daemon.metering import Metering
-from pagedd.daemon.requests import Admitted, Broken
+from pagedd.daemon.requests import Admitted, Broken, Phase
 from pagedd.daemon.served_model import ServedModel
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request
@@ -63,7 +63,7 @@ class Intake:
 
     def begin(self, entries: list[LiveEntry], model: ServedModel) -> None:
         """What `check_door` let pass goes on its way; who cannot go on hears why."""
-        task = asyncio.get_running_loop().create_task(self._admit(entries, model, is_held=self._host.is_sleeping))
+        task = asyncio.get_running_loop().create_task(self._admit_all(entries, model, is_held=self._host.is_sleeping))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -99,33 +99,36 @@ class Intake:
         pairs = [(entry.meter, entry.message) for entry in entries]
         self._metering.enter(pairs, model.max_token_bytes, self._engine_info())
 
+    async def _admit_all(self, entries: list[LiveEntry], model: ServedModel, is_held: bool) -> None:
+        """Each of `entries` is in the engine or has ended when this returns, whatever breaks."""
+        try:
+            await self._admit(entries, model, is_held)
+        except PageddError as error:
+            self.refuse(_still_outside(entries), error)
+        except Exception:
+            request_id = entries[0].request.request_id
+            log.exception("a request could not be admitted", extra={"request_id": request_id})
+            error = PageddError("internal", f"the log has the trace under request {request_id}")
+            self.refuse(_still_outside(entries), error)
+
     async def _admit(self, entries: list[LiveEntry], model: ServedModel, is_held: bool) -> None:
         """Validates and tokenizes all, then submits all: a bad prompt among many leaves nothing behind.
 
         `is_held`: the engine sleeps, and they wait until it is awake.
         """
-        try:
-            if is_held:
-                await self._awake()
-                entries = [entry for entry in entries if not entry.request.has_ended]
-                if not entries:
-                    return  # everybody left while it slept
-                model = self._served_model()  # it may have been loaded meanwhile, in place of the one at the door
-                for entry in entries:
-                    admission.check_message(entry.message, model.name)
-                self._enter_quotas(entries, model)
-            requests = [await self._engine_request(entry, model) for entry in entries]
-            # Whoever left meanwhile holds nothing any more, and must not begin to.
-            live = [pair for pair in zip(entries, requests, strict=True) if not pair[0].request.has_ended]
-            admitted = self._metering.admit([(entry.meter, request) for entry, request in live], self._engine_info())
-        except PageddError as error:
-            self.refuse(entries, error)
-            return
-        except Exception:
-            request_id = entries[0].request.request_id
-            log.exception("a request could not be admitted", extra={"request_id": request_id})
-            self.refuse(entries, PageddError("internal", f"the log has the trace under request {request_id}"))
-            return
+        if is_held:
+            await self._awake()
+            entries = _still_outside(entries)
+            if not entries:
+                return  # everybody left while it slept
+            model = self._served_model()  # it may have been loaded meanwhile, in place of the one at the door
+            for entry in entries:
+                admission.check_message(entry.message, model.name)
+            self._enter_quotas(entries, model)
+        requests = [await self._engine_request(entry, model) for entry in entries]
+        # Whoever left meanwhile holds nothing any more, and must not begin to.
+        live = [pair for pair in zip(entries, requests, strict=True) if not pair[0].request.has_ended]
+        admitted = self._metering.admit([(entry.meter, request) for entry, request in live], self._engine_info())
         suspects = []
         for (entry, _), request in zip(live, admitted, strict=True):
             if entry.suspect in self._suspects:
@@ -142,18 +145,18 @@ class Intake:
         entry.request.open_texts(model.tokenizer)
         if self._config.request_log is not None and self._config.request_log_prompts:
             entry.prompt_token_ids = request.prompt_token_ids
-        self._requests.apply(entry, Admitted(request))
+        self._requests.apply(entry, Admitted(request, model.name))
 
     async def _admit_suspect(self, entry: LiveEntry, request: Request, model: ServedModel) -> None:
         """Waits until no other suspect is in the engine: `poison.py` says why."""
+        while self._host.is_sleeping or any(other.suspect in self._suspects for other in self._requests.running()):
+            if self._host.is_sleeping:
+                await self._awake()
+            else:
+                await self._requests.wait_ended()
+            if entry.request.has_ended:
+                return
         try:
-            while self._host.is_sleeping or any(other.suspect in self._suspects for other in self._requests.running()):
-                if self._host.is_sleeping:
-                    await self._awake()
-                else:
-                    await self._requests.wait_ended()
-                if entry.request.has_ended:
-                    return
             self._suspects.check(entry.suspect)
         except PageddError as error:
             self.refuse([entry], error)
@@ -181,9 +184,9 @@ class Intake:
         return request
 
     async def _awake(self) -> None:
-        """Wakes the engine. Raises `PageddError` when it cannot be had."""
-        self._wake()
+        """Wakes the engine, again when it was put to sleep meanwhile. Raises `PageddError` when it cannot be had."""
         while self._host.is_sleeping:
+            self._wake()
             await self._host.wait_changed()
         self._host.check_ready()
 
@@ -192,3 +195,8 @@ class Intake:
         if self._host.info is None:
             raise PageddError("engine_died", "the engine process has just ended; try again shortly")
         return self._host.info
+
+
+def _still_outside(entries: Sequence[LiveEntry]) -> list[LiveEntry]:
+    """Those that the engine has not and that have not ended."""
+    return [entry for entry in entries if entry.request.phase is Phase.ADMITTING]

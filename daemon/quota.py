@@ -16,21 +16,13 @@ from pagedd.daemon.quota_config import QuotaLimits
 _BUSY_RETRY_S = 1.0
 
 
-@dataclass(slots=True, eq=False)
-class Hold:
-    """What one live request holds of its caller's quota. Mutated only by `Allowance`."""
-
-    num_choices: int = 0
-    num_tokens: int = 0
-
-
 class TokenBucket:
-    """Tokens that may be taken now. It holds a minute's worth, and fills in a minute."""
+    """Tokens that may be taken now: it holds a minute's worth, fills in a minute, and begins with `share` of it."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    def __init__(self, per_minute: int, clock: Callable[[], float], share: float = 1.0) -> None:
         self.capacity = per_minute
         self._clock = clock
-        self._level = float(per_minute)
+        self._level = per_minute * share
         self._filled_s = clock()
 
     @property
@@ -49,6 +41,20 @@ class TokenBucket:
         return max(0.0, (num_tokens - self.level) * 60 / self.capacity)
 
 
+@dataclass(slots=True, eq=False)
+class Hold:
+    """What one live request holds of its caller's quota. Mutated only by `Allowance`.
+
+    Attributes:
+        num_taken: of its tokens, those that came out of `bucket` and go back there if they are not used.
+    """
+
+    num_choices: int = 0
+    num_tokens: int = 0
+    bucket: TokenBucket | None = None
+    num_taken: int = 0
+
+
 class Allowance:
     """One caller's limits and what its live requests hold of them.
 
@@ -61,27 +67,30 @@ class Allowance:
         self.num_choices = 0
         self.num_tokens = 0
         self._clock = clock
-        self._bucket: TokenBucket | None = None
+        self._last_bucket: TokenBucket | None = None  # fills up also while there is no limit a minute
         self.replace(limits)
 
     @property
     def is_untouched(self) -> bool:
         """Whether forgetting it would forget nothing: nothing is held and the bucket is full."""
-        return self.num_choices == 0 and (self._bucket is None or self._bucket.level >= self._bucket.capacity)
+        bucket = self._last_bucket
+        return self.num_choices == 0 and (bucket is None or bucket.level >= bucket.capacity)
 
     @property
     def tokens_left(self) -> float | None:
         """What may be taken now; None when there is no limit a minute."""
         return None if self._bucket is None else self._bucket.level
 
+    @property
+    def _bucket(self) -> TokenBucket | None:
+        return None if self.limits.tokens_per_minute is None else self._last_bucket
+
     def replace(self, limits: QuotaLimits) -> None:
-        """Other limits from now on. What has been used of a minute stays used."""
-        left, old = self.tokens_left, self._bucket
-        self.limits, self._bucket = limits, None
-        if limits.tokens_per_minute is not None:
-            self._bucket = TokenBucket(limits.tokens_per_minute, self._clock)
-            if left is not None and old is not None:
-                self._bucket.put(left - old.capacity)
+        """Other limits from now on. The share of a minute's tokens that has been used stays used."""
+        self.limits, per_minute, last = limits, limits.tokens_per_minute, self._last_bucket
+        if per_minute is not None and (last is None or last.capacity != per_minute):
+            share_left = 1.0 if last is None else last.level / last.capacity
+            self._last_bucket = TokenBucket(per_minute, self._clock, share_left)
 
     def most_tokens(self, pool_tokens: int) -> int | None:
         """The most that one request may ever need, prompt and output; None is no limit but the pool's own."""
@@ -101,13 +110,17 @@ class Allowance:
         new_tokens = num_tokens - sum(hold.num_tokens for hold, _, _ in asked)
         self._refuse_excess(new_choices, new_tokens, num_tokens, pool_tokens, most_tokens)
         for hold, choices, tokens in asked:
+            self._take(hold, tokens - hold.num_tokens)
             hold.num_choices, hold.num_tokens = choices, tokens
-        self._change(new_choices, new_tokens, taken=new_tokens)
+        self.num_choices += new_choices
+        self.num_tokens += new_tokens
 
     def release(self, hold: Hold, num_used_tokens: int) -> None:
         """The request ended. What it did not use may be used by others; nothing happens the second time."""
         if hold.num_choices:
-            self._change(-hold.num_choices, -hold.num_tokens, taken=min(0, num_used_tokens - hold.num_tokens))
+            self._take(hold, min(0, num_used_tokens - hold.num_tokens))
+            self.num_choices -= hold.num_choices
+            self.num_tokens -= hold.num_tokens
             hold.num_choices = hold.num_tokens = 0
 
     def check_priority(self, priority: int) -> None:
@@ -116,11 +129,15 @@ class Allowance:
             message = f"priority = {priority}, its caller may have {self.limits.max_priority}; lower it"
             raise QuotaRefusal("exceeds_quota", message, limit="priority")
 
-    def _change(self, num_choices: int, num_tokens: int, *, taken: int) -> None:
-        self.num_choices += num_choices
-        self.num_tokens += num_tokens
-        if self._bucket is not None:
-            self._bucket.put(-taken)
+    def _take(self, hold: Hold, num_tokens: int) -> None:
+        """Out of the bucket, or back when negative; what was taken before there was this bucket does not go there."""
+        if self._bucket is None:
+            return
+        if hold.bucket is not self._bucket:
+            hold.bucket, hold.num_taken = self._bucket, 0
+        num_tokens = max(num_tokens, -hold.num_taken)
+        hold.num_taken += num_tokens
+        self._bucket.put(-num_tokens)
 
     def _kv_tokens(self, pool_tokens: int) -> int | None:
         return None if self.limits.kv_share is None else int(self.limits.kv_share * pool_tokens)

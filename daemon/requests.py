@@ -22,9 +22,10 @@ from pagedd.engine.request import Request, SequenceOutput, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """It is valid and there is room for it: `request` is what the engine shall run."""
+    """It is valid and there is room for it: `request` is what the engine shall run, with the model of that name."""
 
     request: Request
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class LiveRequest:
     Attributes:
         id: the client's own name for it.
         request_id: the daemon's, unique among live requests.
+        model: the name of the one that answers; before `Admitted`, of the one that was served when it came.
         num_choices: n.
         stream: send a `Delta` whenever a choice has new text.
         min_tokens: stop strings do not count before so many tokens.
@@ -144,7 +146,8 @@ class LiveRequest:
         if self.has_ended:
             return []
         match event:
-            case Admitted(request):
+            case Admitted(request, model):
+                self.model = model
                 return self._admitted(request)
             case Produced(output):
                 return self._produced(output)

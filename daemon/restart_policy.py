@@ -18,7 +18,7 @@ DEVICE_PATIENCE_S = 60.0
 MAX_FAILED_LOADS = 3
 
 # What may pass by itself, and on another device is none.
-_AWAY_CODES = frozenset({"device_unavailable", "out_of_memory"})
+_AWAY_CODES = frozenset({"device_unavailable", "out_of_memory", "no_kv_memory"})
 # What the CPU can serve in spite of, where it may.
 FALLBACK_CODES = _AWAY_CODES | {"unsupported_device"}
 # Starting again would end the same way.
@@ -54,11 +54,15 @@ class RestartPolicy:
         self._device_away_since_s: float | None = None
         self._delay_s = _FIRST_DELAY_S
 
-    def after_serving(self, seconds: float) -> float:
-        """Seconds to wait before the engine that follows one which served so long."""
+    def serves(self) -> None:
+        """An engine is ready; from now on the daemon never gives up."""
         self._has_served = True
         self._num_failed_loads = 0
         self._device_away_since_s = None
+
+    def after_serving(self, seconds: float) -> float:
+        """Seconds to wait before the engine that follows one which served so long, and ended by itself."""
+        self.serves()
         if seconds > _STABLE_S:
             self._delay_s = _FIRST_DELAY_S
         return self._next_delay()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import psutil
 
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.gpus import GpuMeter, Nvml, cuda_index, reading
 from pagedd.engine.info import EngineInfo
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 # The device is taken back when nobody has wanted it for so long.
 CALM_S = 10.0
+# In between, the half-loaded weights of the daemon's own engine would count as somebody else's memory.
+_JUDGED_STATES = frozenset({EngineState.READY, EngineState.STALLED, EngineState.ASLEEP})
 _GIB = 1 << 30
 
 
@@ -58,14 +61,14 @@ class Rivals:
         """Whether the settings name anything to look for."""
         return bool(self._names) or self._floor_bytes is not None
 
-    def claim(self, info: EngineInfo | None) -> str | None:
+    def claim(self, info: EngineInfo | None, state: EngineState) -> str | None:
         """Why the device should be left to others, in words; None when it need not.
 
-        `info` is the engine's, None while there is none.
+        `info` is the engine's, None while there is none; `state` is where it is in its life.
         """
         if info is not None:
             self._know(info)
-        claim, now_s = self._program() or self._memory(is_away=info is None), self._clock()
+        claim, now_s = self._program() or self._memory(state), self._clock()
         if claim is not None:
             self._claim, self._calm_from_s = claim, now_s + CALM_S
         elif now_s >= self._calm_from_s:
@@ -87,15 +90,15 @@ class Rivals:
         found = sorted(self._names & running)
         return f"{', '.join(found)} {'runs' if len(found) == 1 else 'run'}" if found else None
 
-    def _memory(self, is_away: bool) -> str | None:
-        """With the engine away, it has to fit in beside the floor again."""
-        if self._floor_bytes is None or self._card is None:
+    def _memory(self, state: EngineState) -> str | None:
+        """While the engine sleeps, it has to fit in beside the floor again."""
+        if self._floor_bytes is None or self._card is None or state not in _JUDGED_STATES:
             return None
         card = self._card.read()
         if card.memory_total_bytes is None or card.memory_used_bytes is None:
             return None
         free = card.memory_total_bytes - card.memory_used_bytes
-        wanted = self._floor_bytes + (self._engine_bytes if is_away else 0.0)
+        wanted = self._floor_bytes + (self._engine_bytes if state is EngineState.ASLEEP else 0.0)
         if wanted > card.memory_total_bytes:
             # Nobody else could ever be the cause, and the engine would never come back.
             log.debug("the engine and yield_below_gib together exceed the card; its memory is not looked at")

@@ -115,7 +115,7 @@ class Service:
         """Ends what still runs, each with its terminal message."""
         self.begin_drain()
         self._intake.close()
-        self.device.close()
+        await self.device.close()
         for entry in self._live:
             self._live.apply(entry, Broken("shutting_down", "the daemon is stopping", engine_has_it=True))
         self._request_log.close()
@@ -312,7 +312,9 @@ class Service:
             self._live.apply(entry, self.device.why_it_ended())
 
     def _on_state(self) -> None:
-        self.events.engine_is(self.host.state, self.host.detail, self.host.info)
+        is_yielded = self.device.is_yielded and self.host.state is EngineState.ASLEEP
+        detail = "others have the device" if is_yielded else self.host.detail
+        self.events.engine_is(self.host.state, detail, self.host.info)
         self._ready_since_s = time.monotonic()
 
     def _crash(self, reason: str, lost: Sequence[LiveEntry]) -> Crash:

@@ -22,7 +22,8 @@ from pagedd.daemon.zmq_connections import ConnectionMonitor
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
-# Three viewers then cost a model that computes on two cores less than a hundredth of its speed (bench/stats_feed.py).
+# Three viewers then cost a model that computes on two cores a half of a hundredth of its time: 0.45 to 0.62 %
+# (bench/watched_pictures.py).
 SATURATED_INTERVAL_S = 2.0
 # Busy share of all cores together from which on they are taken for saturated, and below which not any more.
 _SATURATED_PERCENT, _RELIEVED_PERCENT = 90.0, 75.0

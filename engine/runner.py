@@ -84,9 +84,10 @@ class ModelRunner(Runner):
     def launch(self, step: Step) -> LaunchedStep:
         started = time.perf_counter()
         try:
-            self._transfers.before_step(step.block_saves, step.block_loads)
+            self._transfers.save(step.block_saves)
             self._storage.copy_blocks(step.block_copies)
             step.block_copies.clear()
+            self._transfers.load(step.block_loads)
             self._storage.open_pages.settle()
             batch = build_batch(
                 step.scheduled, self._storage.block_size, self._device, self._pending.rows, self.open_pages

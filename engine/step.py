@@ -42,13 +42,16 @@ class ScheduledSequence:
 class Step:
     """One batch, and the copies of whole blocks that are done before any of its writes, in this order.
 
+    A fork's tail may be given back after its copy was asked for, and be loaded into at once, so copies come before
+    loads. Never the other way round: what is loaded is full, and a tail that is copied is not.
+
     The runner empties each list once it is done: after a fault the step runs again in parts, and a copy made twice
     would undo what was written in between.
 
     Attributes:
         block_saves: evicted blocks to host memory, before they are written to.
-        block_loads: from host memory into blocks that sequences of this step, or of a later one, begin with.
         block_copies: (source, destination), the copy-on-write of forked tails.
+        block_loads: from host memory into blocks that sequences of this step, or of a later one, begin with.
         has_transfers: there were saves or loads.
     """
 

@@ -1,7 +1,7 @@
 """How much a step may hold: as configured, and less for a while after the device's memory ran out.
 
-Chunks and guesses give way first, for a sequence that decodes takes least. Where decodes alone are too much, fewer go
-into a step, and take turns: nobody who runs stands still.
+Chunks and guesses give way first, for a sequence that decodes takes least. Where they have the least already, or
+decodes alone are too much, fewer of these go into a step, and take turns: nobody who runs stands still.
 """
 
 from pagedd.engine.sequence import Sequence
@@ -57,10 +57,11 @@ class TokenBudget:
     def shrink(self, step: Step) -> str:
         """Memory ran out in `step`: half of it must do. Returns what holds from now on, in words."""
         self._num_calm_steps = 0
-        if step.num_chunk_tokens:
+        if step.num_chunk_tokens and self.chunk_tokens > LEAST_TOKENS:
             self.chunk_tokens = min(self.chunk_tokens, max(LEAST_TOKENS, step.num_chunk_tokens // 2))
             return f"chunks and guesses have {self.chunk_tokens} tokens a step"
-        self.num_decodes = min(self.num_decodes, max(1, len(step.scheduled) // 2))
+        num_decodes = step.num_scheduled_tokens - step.num_chunk_tokens
+        self.num_decodes = min(self.num_decodes, max(1, num_decodes // 2))
         return f"{self.num_decodes} sequences decode in a step"
 
     def note_step(self) -> None:

@@ -12,6 +12,7 @@ llama.cpp calls K-quants, are scale = d · s and offset = −m · t: s and t sig
 float16, of each 256 numbers. Both products are exact in float32.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,8 +45,20 @@ class PackedWeight:
     factors: torch.Tensor | None = None
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that it holds, each with a row for a row of the matrix."""
+        return [self.words, self.scales] + ([] if self.factors is None else [self.factors])
+
+    @property
     def num_bytes(self) -> int:
-        return self.words.nbytes + self.scales.nbytes + (0 if self.factors is None else self.factors.nbytes)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def with_rows(self, out_features: int) -> "PackedWeight":
+        """A matrix of the same form with so many rows, which nobody has written yet."""
+        words, scales, *factors = (tensor.new_empty(out_features, tensor.shape[1]) for tensor in self.tensors)
+        return replace(
+            self, out_features=out_features, words=words, scales=scales, factors=factors[0] if factors else None
+        )
 
     def to(self, device: torch.device) -> "PackedWeight":
         factors = None if self.factors is None else self.factors.to(device)
@@ -113,6 +126,21 @@ def pack_nested_weight(
     scales = torch.stack([s, t], dim=-1).flatten(1).view(torch.int32)
     factors = torch.stack([d, m], dim=-1).to(torch.float16).view(torch.int32).squeeze(-1)
     return PackedWeight(bits, out_features, in_features, _pack_numbers(q, bits), scales, group, factors)
+
+
+def join_rows(parts: Iterator[PackedWeight], out_features: int) -> PackedWeight:
+    """The rows of all parts, one under another: `out_features` in all. Holds the result and one part at a time."""
+    whole: PackedWeight | None = None
+    row = 0
+    for part in parts:
+        if whole is None:
+            whole = part.with_rows(out_features)
+        for target, source in zip(whole.tensors, part.tensors, strict=True):
+            target[row : row + part.out_features] = source
+        row += part.out_features
+    if whole is None or row != out_features:
+        raise ValueError(f"{row} rows of a weight, {out_features} expected")
+    return whole
 
 
 def _pack_numbers(q: torch.Tensor, bits: int) -> torch.Tensor:

@@ -77,6 +77,14 @@ def join(parts: Iterable[Line], separator: Span) -> list[Span]:
     return joined
 
 
+def join_as_fits(parts: Sequence[Line], separator: Span, width: int) -> list[Span]:
+    """`join` of as many parts as fit whole; of the first one what fits."""
+    for num_parts in range(len(parts), 1, -1):
+        if width_of(line := join(parts[:num_parts], separator)) <= width:
+            return line
+    return cut(parts[0], width) if parts else []
+
+
 def as_fits(parts: Sequence[Line], width: int, gap: str) -> list[Span]:
     """As many parts side by side as fit whole; of the first one what fits."""
     line: list[Span] = []

@@ -16,6 +16,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from pagedd.client.errors import PageddError
+from pagedd.tui.driver import TerminalDriver
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import printable
 from pagedd.tui.renderables.notice import Notice
@@ -94,7 +95,7 @@ class Pagetop(App[None]):
     def __init__(self, session: Session, *, theme: str, glyphs: Glyphs, record: Path | None = None) -> None:
         self.palettes = make_palettes()
         # Under NO_COLOR Textual takes colours out; this has it do so before it makes greys of them.
-        super().__init__(ansi_color=True)
+        super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self.session = session
         self.glyphs = glyphs
         self._record = record
@@ -105,6 +106,7 @@ class Pagetop(App[None]):
         self.painting: Painting | None = None
         self.notice: Notice | None = None
         self._notice_timer: Timer | None = None
+        self._age_timer: asyncio.TimerHandle | None = None
         self._is_grey = False
         self._set_theme(theme)
 
@@ -120,12 +122,14 @@ class Pagetop(App[None]):
         # the terminal is gone, and whoever still writes to it may wait for ever.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, None, 128 + signal.SIGTERM)
         self.run_worker(self.session.watch(self._changed), name="frames", exit_on_error=True)
-        self.set_interval(_TICK_S, self._tick)
+        self._tick()
         # What is here stays: the collector need not look at it again with every frame.
         gc.collect()
         gc.freeze()
 
     async def on_unmount(self) -> None:
+        if self._age_timer is not None:
+            self._age_timer.cancel()
         await self.session.close()
 
     def watch_theme(self, theme: str) -> None:
@@ -232,6 +236,7 @@ class Pagetop(App[None]):
             for screen in self.screen_stack:
                 if isinstance(screen, View):
                     screen.show()
+        self._await_age()
 
     def _follow_age(self) -> None:
         """What is too old to be alive is grey."""
@@ -249,6 +254,14 @@ class Pagetop(App[None]):
             for screen in self.screen_stack:
                 if isinstance(screen, View):
                     screen.show_age()
+        self._await_age()
+
+    def _await_age(self) -> None:
+        """Looks again when there will be an age to show. While pictures come as they should there is none."""
+        if self._age_timer is not None:
+            self._age_timer.cancel()
+        wait_s = max(_TICK_S, self.session.fresh_for_s)
+        self._age_timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
 
     @contextmanager
     def _paint(self) -> Iterator[None]:

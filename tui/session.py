@@ -53,6 +53,11 @@ class Session:
         is_timeless = self.is_paused or bool(self.source.name)
         return self.state.is_stale(self.state.received_s if is_timeless else self.clock())
 
+    @property
+    def fresh_for_s(self) -> float:
+        """For how long what is on screen has no age to show, if nothing else comes; 0 when it has one."""
+        return 0.0 if self.is_paused else self.state.fresh_for_s(self.clock())
+
     async def watch(self, changed: Callable[[], None]) -> None:
         """Takes in what the source has until it has no more; `changed` is called when the picture is another one."""
         async for update in self.source.updates():

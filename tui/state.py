@@ -137,6 +137,12 @@ class State:
         interval_s = 0.0 if self.frame is None else self.frame.interval_s
         return max(0.0, self.age_s(now_s) - interval_s)
 
+    def fresh_for_s(self, now_s: float) -> float:
+        """For how long nothing has to be said of the newest frame's age, if no other comes; 0 when it has to."""
+        if self.frame is None or self.link.state != "live":
+            return 0.0
+        return max(0.0, self.frame.interval_s + STALE_S - self.age_s(now_s))
+
     def is_stale(self, now_s: float) -> bool:
         """What is on screen is too old to be shown as if it were alive."""
         is_late = self.link.state == "live" and self.overdue_s(now_s) > GREY_S

@@ -13,7 +13,8 @@ import torch
 
 from pagedd.bench.report import Cell, print_report
 
-# More than any card's second-level cache holds; and to write it takes longer than Python takes to queue a launch.
+# More than any card's second-level cache holds; and to read it takes longer than Python takes to queue a launch. It is
+# read, not written: what is written would still be on its way to memory while the kernel is timed.
 _FLUSHED_BYTES = 512 << 20
 _LEAST_LAUNCHES, _MOST_LAUNCHES = 10, 300
 
@@ -43,12 +44,12 @@ def seconds_of(launch: Callable[[], object], device: torch.device, budget_s: flo
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch()
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+    flushed = torch.zeros(_FLUSHED_BYTES // 4, device=device)
 
     def repeat(count: int) -> list[float]:
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]  # type: ignore[no-untyped-call]
         for begin, end in events:
-            flushed.zero_()
+            flushed.amax()
             begin.record()
             graph.replay()
             end.record()

@@ -29,22 +29,19 @@ class BlockTransfers:
             self._step_has_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._timings: deque[tuple[torch.cuda.Event, torch.cuda.Event, int, RunningAverage]] = deque()
 
-    def before_step(self, saves: list[BlockCopy], loads: list[BlockCopy]) -> None:
-        """What a step has to copy before it writes; empties both lists."""
+    def save(self, saves: list[BlockCopy]) -> None:
+        """Before anything of a step is written to a block; empties the list."""
         if self._side is not None and self._is_side_busy:
             torch.cuda.current_stream().wait_stream(self._side)
             self._is_side_busy = False
-        if not saves and not loads:
-            return
-        self._measure(saves, self._storage.read_blocks, self._costs.save)
-        saves.clear()
-        self._measure(loads, self._storage.write_blocks, self._costs.load)
-        loads.clear()
-        if self._side is not None:
-            self._step_has_copied.record(torch.cuda.current_stream())
+        self._in_step(saves, self._storage.read_blocks, self._costs.save)
+
+    def load(self, loads: list[BlockCopy]) -> None:
+        """After a step's `save`, and before it computes; empties the list."""
+        self._in_step(loads, self._storage.write_blocks, self._costs.load)
 
     def beside_step(self, saves: list[BlockCopy]) -> None:
-        """Copies blocks that nobody writes to until the next `before_step`."""
+        """Copies blocks that nobody writes to until the next `save`."""
         if self._side is None:
             self._measure(saves, self._storage.read_blocks, self._costs.save)
             return
@@ -65,6 +62,16 @@ class BlockTransfers:
         self._storage.read_blocks([(block_id, data)])
         self.finish()
         return data
+
+    def _in_step(
+        self, copies: list[BlockCopy], copy: Callable[[Sequence[BlockCopy]], None], average: RunningAverage
+    ) -> None:
+        if not copies:
+            return
+        self._measure(copies, copy, average)
+        copies.clear()
+        if self._side is not None:
+            self._step_has_copied.record(torch.cuda.current_stream())
 
     def _measure(
         self, copies: Sequence[BlockCopy], copy: Callable[[Sequence[BlockCopy]], None], average: RunningAverage

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # Raised whenever the bytes of a block come to mean something else, or are computed in another way: blocks on the disk
 # outlive the program that wrote them.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 
 class KVStorage:

@@ -111,7 +111,7 @@ class Tiers:
             self._saves.append(copy)
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
-        """What a step has to do before anything else: saves, then loads. They are no longer due; `settle` follows."""
+        """What a step has to do before it computes: saves, and loads. They are no longer due; `settle` follows."""
         saves, loads = self._saves, list(self._loads.items())
         self._saves, self._loads = [], {}
         self._saves_left = None

@@ -86,12 +86,18 @@ def _running(one_pass: _Pass) -> Iterator[None]:
 class AdaptedModel:
     """A transformers model whose attention reads and writes paged KV."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, gathers_kv: bool = True) -> None:
+        """
+        Args:
+            gathers_kv: attention copies keys and values together before it multiplies them.
+        """
         self.kv_forms = frozenset(FORMS)
         self.own_kernels: str | None = None
         self.can_be_captured = False  # what transformers does in a model's forward, it may do on the host
         self.has_quantized_weights = False
         self._model = model
+        self._gathers_kv = gathers_kv
+        self._kv_width = 0  # KV heads × head size of the widest layer, once one has asked
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         weights = list(model.parameters())
         self.weight_bytes = sum(weight.nbytes for weight in weights)
@@ -106,15 +112,16 @@ class AdaptedModel:
         """Upper bound on what a step of so many tokens and logits rows holds beside weights and KV."""
         item = self._model.dtype.itemsize
         logits = 2 * num_rows * self._vocab_size * torch.float32.itemsize
-        gathered = max(max_context_len, MAX_GATHERED_SLOTS) * kv_form.gathered_bytes(item)
-        layers: int = (12 * num_tokens * item + gathered) * self._widest
-        return layers + logits
+        num_gathered = max(max_context_len, MAX_GATHERED_SLOTS) if self._gathers_kv else 0
+        gathered = num_gathered * self._kv_width * kv_form.gathered_bytes(item)
+        return 12 * num_tokens * item * self._widest + gathered + logits
 
     def discover(self, token_ids: torch.Tensor) -> dict[int, _Call]:
         """What each layer's attention asks for, by layer index."""
         one_pass = _Pass()
         positions = torch.arange(len(token_ids), device=token_ids.device)
         self._forward(token_ids, positions, positions, one_pass)
+        self._kv_width = max((call.num_kv_heads * call.head_dim for call in one_pass.calls.values()), default=0)
         return one_pass.calls
 
     def _forward(
@@ -130,7 +137,12 @@ class AdaptedModel:
 
 
 def load_adapted(
-    folder: Path, device: torch.device, dtype: torch.dtype, progress: Callable[[float, str], None]
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[float, str], None],
+    *,
+    gathers_kv: bool = True,
 ) -> tuple[AdaptedModel, ModelConfig]:
     """Loads a folder with config.json and safetensors through transformers, and probes it.
 
@@ -155,11 +167,11 @@ def load_adapted(
     except (OSError, RuntimeError) as error:
         raise malformed(f"{folder}: transformers cannot load the weights ({_first_line(error)})") from error
     progress(0.7, "probing the paged path")
-    return adapt(model.to(device).eval())
+    return adapt(model.to(device).eval(), gathers_kv=gathers_kv)
 
 
 @torch.inference_mode()
-def adapt(model: PreTrainedModel) -> tuple[AdaptedModel, ModelConfig]:
+def adapt(model: PreTrainedModel, *, gathers_kv: bool = True) -> tuple[AdaptedModel, ModelConfig]:
     """Switches a loaded model's attention to the paged kernels, once the probe has shown that nothing changes."""
     config = model.config.get_text_config()
     _refuse_what_is_known(config)
@@ -177,7 +189,7 @@ def adapt(model: PreTrainedModel) -> tuple[AdaptedModel, ModelConfig]:
     except ValueError as error:
         raise unsupported(f"{config.model_type} with another attention ({_first_line(error)})") from error
 
-    adapted = AdaptedModel(model)
+    adapted = AdaptedModel(model, gathers_kv=gathers_kv)
     calls = adapted.discover(token_ids)
     shape = _common_shape(config, calls)
     model_config = ModelConfig(

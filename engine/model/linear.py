@@ -10,7 +10,11 @@ import torch.nn.functional as F
 
 from pagedd.engine.model.weight_blocks import NestedBlocks, WeightBlocks
 from pagedd.kernels import ops
-from pagedd.kernels.packed_weight import PackedWeight, pack_nested_weight, pack_weight
+from pagedd.kernels.packed_weight import PackedWeight, join_rows, pack_nested_weight, pack_weight
+
+# Packing takes some 5 bytes a number on the device for a moment: of so many numbers at a time, or a model whose head
+# comes last would need gigabytes more than it keeps.
+_PACKED_AT_ONCE = 1 << 23
 
 
 class Linear(Protocol):
@@ -47,6 +51,14 @@ class QuantizedLinear:
 
 
 def _pack(blocks: WeightBlocks | NestedBlocks, device: torch.device) -> PackedWeight:
+    """In slices of rows: memory for what is kept and for one slice."""
+    num_rows, in_features = blocks.q.shape
+    step = max(1, _PACKED_AT_ONCE // in_features)
+    slices = (blocks.take_rows(slice(row, row + step)) for row in range(0, num_rows, step))
+    return join_rows((_pack_slice(part, device) for part in slices), num_rows)
+
+
+def _pack_slice(blocks: WeightBlocks | NestedBlocks, device: torch.device) -> PackedWeight:
     if isinstance(blocks, WeightBlocks):
         q, scale, offset = (torch.from_numpy(part).to(device) for part in (blocks.q, blocks.scale, blocks.offset))
         return pack_weight(q, scale, offset, blocks.bits)

@@ -92,7 +92,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     if opened is None:
         from pagedd.engine.model.hf_adapter import load_adapted  # transformers takes seconds to import
 
-        model, model_config = load_adapted(path, device, dtype, progress)
+        model, model_config = load_adapted(path, device, dtype, progress, gathers_kv=backend.gathers_kv)
     else:
         decoder_config, checkpoint = opened
         model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)

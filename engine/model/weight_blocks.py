@@ -29,8 +29,8 @@ class WeightBlocks:
     scale: NDArray[np.float16]
     offset: NDArray[np.float16]
 
-    def take_rows(self, order: NDArray[np.int64]) -> "WeightBlocks":
-        """The same matrix with its rows in another order."""
+    def take_rows(self, order: NDArray[np.int64] | slice) -> "WeightBlocks":
+        """The same matrix with its rows in another order, or a view of some."""
         return WeightBlocks(self.bits, self.q[order], self.scale[order], self.offset[order])
 
 
@@ -54,8 +54,8 @@ class NestedBlocks:
     d: NDArray[np.float16]
     m: NDArray[np.float16]
 
-    def take_rows(self, order: NDArray[np.int64]) -> "NestedBlocks":
-        """The same matrix with its rows in another order."""
+    def take_rows(self, order: NDArray[np.int64] | slice) -> "NestedBlocks":
+        """The same matrix with its rows in another order, or a view of some."""
         parts = (self.q[order], self.s[order], self.t[order], self.d[order], self.m[order])
         return NestedBlocks(self.bits, self.group, *parts)
 

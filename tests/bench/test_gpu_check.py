@@ -3,15 +3,23 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 
+from pagedd.bench import gpu_correct, gpu_inputs, gpu_parts
 from pagedd.bench.gpu_check import main, missed_targets
+from pagedd.kernels import reference, torch_ops
+from pagedd.kernels.kv_form import FORMS
+from pagedd.kernels.triton import linear, paged_attention, split_decode
+from pagedd.kernels.triton.launch import Card
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +87,7 @@ def test_every_part_runs_from_a_checkout_and_the_last_line_is_json(tmp_path) -> 
     by_part: dict[str, list[dict]] = {}
     for row in report["rows"]:
         by_part.setdefault(row["part"], []).append(row)
-    assert list(by_part) == ["correct", "ceilings", "attention", "linear", "graphs", "model", "compiled"]
+    assert list(by_part) == ["ceilings", "attention", "model", "compiled", "linear", "graphs", "correct"]
     assert all(row["value"] < 0.02 for row in by_part["correct"])
     whats = {row["what"] for row in report["rows"]}
     assert set(report["targets"]) <= whats, "each target has its row"
@@ -90,7 +98,7 @@ def test_parts_are_chosen_by_name_and_a_wrong_one_is_refused(here: Here, capsys:
     assert {row["part"] for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]} == {"ceilings"}
     with pytest.raises(SystemExit, match="2"):
         here("--tiny", "speed")
-    assert "no such part: speed; there are correct, ceilings" in capsys.readouterr().err
+    assert "no such part: speed; there are ceilings, attention" in capsys.readouterr().err
 
 
 def test_a_missed_target_is_named_with_both_numbers() -> None:
@@ -117,3 +125,119 @@ def test_what_is_not_installed_is_named_with_the_way_to_get_it(
 def test_a_machine_without_a_card_is_told_so(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     assert here() == 2
     assert "no card that torch can use" in capsys.readouterr().err
+
+
+def test_a_fault_costs_one_figure_and_the_rest_is_measured(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attend(inputs: gpu_inputs.PagedInputs) -> torch.Tensor:
+        if FORMS["int4"] is getattr(inputs.kv_layer, "form", None):
+            raise RuntimeError("out of resource: shared memory")
+        return inputs.query
+
+    monkeypatch.setattr(gpu_parts, "_attend", attend)
+    assert here("--tiny", "attention") == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    failed = [row["what"] for row in report["rows"] if row["unit"] == "failed"]
+    assert failed == [f"{kind}.int4: out of resource: shared memory" for kind in ("decode", "prefill")]
+    assert len(report["rows"]) == 2 * (len(FORMS) - 1)
+    assert report["failed"] == {"attention": failed[0]}
+
+
+def test_a_wrong_kernel_is_a_row_and_the_others_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_correct, "kernels", SimpleNamespace(**vars(reference) | {"keep_best": torch_ops.keep_best}))
+    monkeypatch.setattr(gpu_correct.kernels, "packed_linear", lambda x, weight, bias: x.new_zeros(len(x), 96))
+    rows = list(gpu_correct.compare_all(torch.device("cpu"), torch.float32, 1, is_thorough=False))
+    failed = [row["what"] for row in rows if row["unit"] == "failed"]
+    assert len(failed) == len(gpu_correct.WEIGHT_FORMS)
+    assert all(what.startswith("packed_linear, ") and "differs by" in what for what in failed)
+    assert any(row["what"] == "keep_best, weights left over" for row in rows)
+
+
+def test_a_run_that_is_cut_leaves_what_it_found(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    seen = []
+
+    def cut(check: gpu_parts.Check) -> gpu_parts.Rows:
+        yield gpu_parts.row("first", 1.0, "GB/s")
+        seen.append(json.loads(output.read_text()))
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield gpu_parts.row("second", 2.0, "GB/s")
+
+    monkeypatch.setitem(gpu_parts.PARTS, "linear", cut)
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        here("--tiny", "linear", "--output", str(output))
+    for report in (*seen, json.loads(output.read_text())):
+        assert [row["what"] for row in report["rows"]] == ["first"]
+        assert report["complete"] is False
+
+
+def test_an_unfit_triton_and_a_missing_compiler_are_named_before_anything_runs(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    assert here() == 2
+    assert "Triton 3.5.1; 3.6 is the oldest" in capsys.readouterr().err
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert here() == 2
+    assert "CC=no-such-compiler" in capsys.readouterr().err
+    monkeypatch.setattr("numpy.__version__", "2.4.1")
+    assert here("--tiny") == 2
+    assert "install 'numpy<2.4'" in capsys.readouterr().err
+
+
+class Recorder:
+    """In a kernel's place: notes the kinds of its launches."""
+
+    def __init__(self, kinds: set[str], kind_of: Callable[..., str]) -> None:
+        self._kinds, self._kind_of = kinds, kind_of
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *arguments, **constants: self._kinds.add(self._kind_of(*arguments, **constants))
+
+
+def kind_of_attention(*arguments: object, SHORT_ROWS: int, CHUNK_ROWS: int, **constants: object) -> str:
+    return "mixed" if SHORT_ROWS and CHUNK_ROWS else "short" if SHORT_ROWS else "chunk"
+
+
+@pytest.mark.parametrize(
+    "card",
+    [Card(80, 108), Card(86, 28), Card(89, 36), Card(89, 128), Card(90, 132), Card(100, 148), Card(120, 170)],
+    ids=str,
+)
+def test_on_every_card_each_kind_of_launch_is_compared(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[str] = set()
+
+    def kind_of_product(*arguments: object, GROUPS: int, **constants: object) -> str:
+        num_groups, steps_per_split = arguments[8], arguments[10]
+        assert isinstance(num_groups, int)
+        assert isinstance(steps_per_split, int)
+        is_split = num_groups > steps_per_split * GROUPS
+        launched.add("product, split" if is_split else "product, whole")
+        return f"vector of {min(3, steps_per_split)} steps"
+
+    for module, name, kind in (
+        (paged_attention, "_attend", kind_of_attention),
+        (split_decode, "_attend_splits", lambda *arguments, **constants: "split"),
+        (split_decode, "_merge_splits", lambda *arguments, **constants: "merge"),
+        (linear, "_vector_kernel", kind_of_product),
+        (linear, "_matrix_kernel", lambda *arguments, **constants: "matrix"),
+        (linear, "_sum_splits_kernel", lambda *arguments, **constants: "sum_splits"),
+    ):
+        monkeypatch.setattr(module, name, Recorder(launched, kind))
+    for module in (paged_attention, linear):
+        monkeypatch.setattr(module, "card_of", lambda device: card)
+    nothing = {name: lambda *arguments, **options: (None, None) for name in vars(gpu_correct.kernels)}
+    real = {"paged_attention": paged_attention.paged_attention, "packed_linear": linear.packed_linear}
+    monkeypatch.setattr(gpu_correct, "kernels", SimpleNamespace(**nothing | real))
+    for name in ("rms_norm", "add_rms_norm", "silu_and_mul", "packed_linear", "write_kv", "rope_and_write_kv"):
+        monkeypatch.setattr(reference, name, nothing["rms_norm"])
+    monkeypatch.setattr(reference, "paged_attention", nothing["rms_norm"])
+    monkeypatch.setattr(reference, "close_blocks", nothing["rms_norm"])
+    for name in ("near", "same"):
+        monkeypatch.setattr(gpu_correct.Comparison, name, lambda *arguments, **options: None)
+    rows = list(gpu_correct.compare_all(torch.device("cpu"), torch.bfloat16, 1, is_thorough=True))
+    assert rows == []
+    wanted = {"short", "mixed", "chunk", "split", "merge", "sum_splits", "matrix", "product, split"}
+    assert wanted | {"vector of 3 steps"} <= launched

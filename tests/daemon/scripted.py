@@ -143,37 +143,70 @@ class ScriptedHost:
     num_wakes: int = 0
     swapped: list[EngineConfig] = field(default_factory=list)
     swap_failure: PageddError | None = None
+    load_gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed by a test that clears it
     step_s: float = 0.0
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.load_gate.set()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in ("state", "is_sleeping") and (changed := getattr(self, "_changed", None)) is not None:
+            changed.set()
+            changed.clear()
+            self.on_state()
 
     def begin_sleep(self) -> None:
         self.check_ready()
         self.is_sleeping = True
 
     async def sleep(self) -> None:
-        self.on_ended()
-        self.live.clear()
-        self.state, self.info, self.stats = EngineState.ASLEEP, None, None
+        if self.state is not EngineState.ASLEEP:
+            self._end()
+            self.state, self.detail = EngineState.ASLEEP, "a request wakes it"
 
-    async def swap(self, config: EngineConfig) -> None:
-        """The next engine is there at once, or cannot load as `swap_failure` says."""
-        if self.info is not None:
-            await self.sleep()
+    async def swap(self, config: EngineConfig, take_over: Callable[[], None], take_back: Callable[[], None]) -> None:
+        """The next engine loads while `load_gate` is open, or cannot, as `swap_failure` says."""
+        self.is_sleeping = True
+        self._end()
+        self.state = EngineState.ASLEEP
+        take_over()
         self.swapped.append(config)
+        await self._load()
+        if self.swap_failure is not None:
+            take_back()
+            await self._load()
         self.get_up()
+        await asyncio.sleep(0.01)  # whoever waits for an engine may be faster than whoever asked for it
         if self.swap_failure is not None:
             raise self.swap_failure
+
+    async def _load(self) -> None:
+        for state in (EngineState.STARTING, EngineState.LOADING):
+            self.state = state
+            await asyncio.sleep(0)
+        await self.load_gate.wait()
+
+    def _end(self) -> None:
+        if self.info is not None:
+            self.on_ended()
+        self.live.clear()
+        self.info = self.stats = None
 
     def wake(self) -> None:
         """A test says when it is awake: `get_up`."""
         self.num_wakes += 1
+        if self.state is EngineState.ASLEEP:
+            self.state = EngineState.LOADING
 
     def get_up(self) -> None:
-        self.is_sleeping = False
-        self.state, self.info, self.stats = EngineState.READY, engine_info(), engine_stats()
+        self.info, self.stats, self.is_sleeping = engine_info(), engine_stats(), False
+        self.state = EngineState.READY
 
     async def wait_changed(self) -> None:
-        await asyncio.sleep(0)
+        await self._changed.wait()
 
     def check_ready(self) -> None:
         codes = {

@@ -460,7 +460,7 @@ async def test_a_fault_of_the_settings_is_not_tried_again(start_host: StartHost)
         engine.host.submit(request("a", 5))
 
 
-@pytest.mark.parametrize("model", ["vanish", "fault", "error:no_kv_memory"])
+@pytest.mark.parametrize("model", ["vanish", "fault", "error:engine_died"])
 async def test_an_engine_that_never_loads_is_given_up_after_three_tries(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
@@ -509,6 +509,24 @@ async def test_a_device_that_is_late_and_later_lost_is_waited_for_each_time(
     assert not engine.host.has_fallen_back
     engine.host.submit(request("b", 5))
     await until(lambda: engine.tokens_of("b") == [6, 7, 8])
+
+
+async def test_a_device_that_is_away_when_a_sleeper_is_woken_is_waited_for_however_long(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("pagedd.daemon.restart_policy._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy._MAX_DELAY_S", 0.01)
+    monkeypatch.setattr("pagedd.daemon.restart_policy.DEVICE_PATIENCE_S", 0.02)
+    absence = tmp_path / "absent"
+    engine = await start_host(f"away-while:{absence}")
+    engine.host.begin_sleep()
+    await engine.host.sleep()
+    absence.touch()
+    engine.host.wake()
+    await until(lambda: engine.host.num_restarts >= 3 or engine.host.state is EngineState.FAILED)
+    absence.unlink()
+    await until(lambda: engine.host.state in (EngineState.READY, EngineState.FAILED))
+    assert engine.host.state is EngineState.READY
 
 
 def test_what_was_meant_for_a_card_does_not_bind_the_cpu() -> None:

@@ -170,16 +170,57 @@ def test_before_the_tokens_are_counted_the_wait_is_for_the_most_that_they_can_be
         assert refused.retry_after_s == wait_s
 
 
-def test_other_limits_leave_what_is_held_and_used_as_it_was(clock: Clock) -> None:
+def test_other_limits_leave_what_is_held_and_the_share_that_is_used_as_it_was(clock: Clock) -> None:
     caller = allowance(clock, tokens_per_minute=600)
-    hold = held(caller, 90)
+    hold = held(caller, 150)
     caller.replace(QuotaLimits(tokens_per_minute=60, max_requests=1))
-    assert caller.tokens_left == -30
+    assert caller.tokens_left == 45
     assert refusal(lambda: held(caller, 5)).limit == "requests"
     caller.release(hold, 0)
-    assert caller.tokens_left == 60
     caller.replace(QuotaLimits())
     held(caller, 10**6)
+
+
+def test_a_lower_limit_locks_nobody_out_for_more_than_a_minute(clock: Clock) -> None:
+    caller = allowance(clock, tokens_per_minute=600000)
+    caller.release(held(caller, 300000), 300000)
+    caller.replace(QuotaLimits(tokens_per_minute=1000))
+    assert refusal(lambda: held(caller, 1000)).retry_after_s == 30.0
+
+
+def test_a_limit_that_is_removed_and_set_again_is_no_full_bucket(clock: Clock) -> None:
+    caller = allowance(clock, tokens_per_minute=60)
+    caller.release(held(caller, 60), 60)
+    caller.replace(QuotaLimits())
+    assert caller.tokens_left is None
+    clock.now_s += 10
+    assert not caller.is_untouched
+    caller.replace(QuotaLimits(tokens_per_minute=120))
+    assert caller.tokens_left == 20
+
+
+@pytest.mark.parametrize("before", [None, 600])
+def test_only_what_came_out_of_a_bucket_goes_back_there(clock: Clock, before: int | None) -> None:
+    caller = allowance(clock, tokens_per_minute=before)
+    early = held(caller, 600)
+    caller.replace(QuotaLimits(tokens_per_minute=60))
+    late = held(caller, 0 if before else 50)
+    left = caller.tokens_left
+    caller.release(early, 0)
+    assert caller.tokens_left == left
+    caller.release(late, 0)
+    assert caller.tokens_left == (0 if before else 60)
+
+
+def test_a_hold_that_grows_after_other_limits_takes_and_gives_back_its_growth(clock: Clock) -> None:
+    caller = allowance(clock, tokens_per_minute=600)
+    hold = held(caller, 20)
+    caller.replace(QuotaLimits(tokens_per_minute=60))
+    assert caller.tokens_left == 58
+    caller.hold([(hold, 1, 50)], POOL)
+    assert caller.tokens_left == 28
+    caller.release(hold, 0)
+    assert caller.tokens_left == 58
 
 
 def test_nobody_asks_for_a_higher_priority_than_its_own(clock: Clock) -> None:

@@ -39,7 +39,7 @@ def engine_request(n: int = 1) -> Request:
 def running(tokenizer: TextTokenizer, *, n: int = 1, **fields: object) -> LiveRequest:
     live = LiveRequest(id="a", request_id="r1", model="m", num_choices=n, **fields)  # type: ignore[arg-type]
     live.open_texts(tokenizer)
-    live.handle(Admitted(engine_request(n)))
+    live.handle(Admitted(engine_request(n), "m"))
     return live
 
 
@@ -58,7 +58,7 @@ def test_an_admitted_request_goes_to_the_engine_before_its_client_hears_that_it_
     live = LiveRequest(id="a", request_id="r1", model="m")
     live.open_texts(tokenizer)
     request = engine_request()
-    assert live.handle(Admitted(request)) == [Submit(request), Send(Accepted(id="a", request_id="r1"))]
+    assert live.handle(Admitted(request, "m")) == [Submit(request), Send(Accepted(id="a", request_id="r1"))]
     assert live.phase is Phase.RUNNING
 
 
@@ -195,7 +195,7 @@ def test_a_client_that_is_gone_hears_nothing_and_the_engine_is_told(tokenizer: T
 def test_the_engine_is_not_told_about_a_request_that_it_never_had(event: Cancelled | ClientGone | Broken) -> None:
     live = LiveRequest(id="a", request_id="r1", model="m")
     assert not any(isinstance(action, Abort | Submit) for action in live.handle(event))
-    assert live.handle(Admitted(engine_request())) == []
+    assert live.handle(Admitted(engine_request(), "m")) == []
 
 
 def test_a_refusal_names_code_field_and_request() -> None:

@@ -47,7 +47,7 @@ def test_what_waiting_does_not_change_is_not_tried_again(code: str) -> None:
 
 def test_loading_is_given_up_after_a_few_tries_but_never_once_it_has_served() -> None:
     policy = RestartPolicy()
-    said = [policy.after_failed_load("no_kv_memory") for _ in range(MAX_FAILED_LOADS)]
+    said = [policy.after_failed_load("engine_died") for _ in range(MAX_FAILED_LOADS)]
     assert said[-1] is None
     assert None not in said[:-1]
     policy.after_serving(1)
@@ -71,7 +71,7 @@ def test_a_device_that_stays_away_is_given_up_before_the_first_success_and_await
     assert not served.has_fallen_back
 
 
-@pytest.mark.parametrize("code", ["device_unavailable", "out_of_memory"])
+@pytest.mark.parametrize("code", ["device_unavailable", "out_of_memory", "no_kv_memory"])
 @pytest.mark.parametrize("has_served", [False, True])
 def test_the_cpu_takes_over_only_after_the_patience_and_only_where_it_may(
     clock: Clock, has_served: bool, code: str

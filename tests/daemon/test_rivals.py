@@ -1,10 +1,13 @@
 """Who else needs the device, over programs, a card and a clock that a test makes up."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pagedd.daemon.config import DaemonConfig, load_config
+from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.rivals import CALM_S, Rivals, running_programs
 
 from .fake_nvml import FakeNvml
@@ -28,48 +31,75 @@ class Scene:
 
 def test_a_named_program_claims_the_device_while_it_runs_and_until_it_has_been_gone_for_a_while() -> None:
     scene = Scene(yield_to=("Game", "/usr/bin/blender"))
-    assert scene.rivals.claim(ON_THE_CARD) is None
+    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
     scene.programs += ["game", "blender"]
-    assert scene.rivals.claim(ON_THE_CARD) == "blender, game run"
+    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) == "blender, game run"
     scene.programs.remove("blender")
-    assert scene.rivals.claim(None) == "game runs"
+    assert scene.rivals.claim(None, EngineState.ASLEEP) == "game runs"
     scene.programs.remove("game")
     scene.now_s = CALM_S - 0.1
-    assert scene.rivals.claim(None) == "game runs"
+    assert scene.rivals.claim(None, EngineState.ASLEEP) == "game runs"
     scene.now_s = CALM_S
-    assert scene.rivals.claim(None) is None
+    assert scene.rivals.claim(None, EngineState.ASLEEP) is None
 
 
 def test_others_memory_claims_the_card_until_the_engine_fits_in_beside_the_floor_again() -> None:
     scene = Scene(yield_below_gib=0.5)
     scene.nvml.used = 3.5 * GIB
-    assert scene.rivals.claim(ON_THE_CARD) is None
+    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
     scene.nvml.used = 3.75 * GIB
-    assert scene.rivals.claim(ON_THE_CARD) == "0.2 GiB of the GPU are free, 0.5 are wanted"
+    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) == "0.2 GiB of the GPU are free, 0.5 are wanted"
     scene.nvml.used = 1.75 * GIB  # the engine's 2 GiB are back
-    assert scene.rivals.claim(None) == "2.2 GiB of the GPU are free, 2.5 are wanted"
+    assert scene.rivals.claim(None, EngineState.ASLEEP) == "2.2 GiB of the GPU are free, 2.5 are wanted"
     scene.nvml.used, scene.now_s = 1.5 * GIB, CALM_S
-    assert scene.rivals.claim(None) is None
+    assert scene.rivals.claim(None, EngineState.ASLEEP) is None
+
+
+@pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.LOADING, EngineState.RESTARTING])
+def test_the_half_loaded_weights_of_ones_own_engine_are_no_rival(state: EngineState) -> None:
+    scene = Scene(yield_below_gib=0.5)
+    scene.rivals.claim(ON_THE_CARD, EngineState.READY)
+    scene.nvml.used = 1.75 * GIB
+    assert scene.rivals.claim(None, state) is None
+    assert scene.rivals.claim(None, EngineState.ASLEEP) == "2.2 GiB of the GPU are free, 2.5 are wanted"
+
+
+def test_a_named_program_claims_the_device_from_an_engine_that_loads() -> None:
+    scene = Scene(yield_to=("game",))
+    scene.programs.append("game")
+    assert scene.rivals.claim(None, EngineState.LOADING) == "game runs"
+
+
+def test_the_card_that_is_looked_at_is_the_engines_own_after_it_moved_to_another() -> None:
+    scene = Scene(yield_below_gib=0.5)
+    scene.nvml.num_devices = 2
+    used = {0: 0.0, 1: 4.0 * GIB}
+    scene.nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(  # type: ignore[method-assign]
+        used=used[handle], total=4 * GIB
+    )
+    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
+    moved = replace(ON_THE_CARD, device="cuda:1")
+    assert scene.rivals.claim(moved, EngineState.READY) == "0.0 GiB of the GPU are free, 0.5 are wanted"
 
 
 def test_a_floor_that_does_not_fit_beside_the_engine_keeps_nobody_away_for_ever() -> None:
     scene = Scene(yield_below_gib=3)
-    scene.rivals.claim(ON_THE_CARD)
+    scene.rivals.claim(ON_THE_CARD, EngineState.READY)
     scene.now_s = CALM_S
-    assert scene.rivals.claim(None) is None
+    assert scene.rivals.claim(None, EngineState.ASLEEP) is None
 
 
 @pytest.mark.parametrize("broken", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetHandleByIndex"])
 def test_a_card_that_tells_nothing_is_claimed_by_nobody(broken: str) -> None:
     scene = Scene(yield_below_gib=4)
     scene.nvml.broken = (broken,)
-    assert scene.rivals.claim(ON_THE_CARD) is None
+    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
 
 
 def test_an_engine_on_the_cpu_has_no_card_to_leave() -> None:
     scene = Scene(yield_below_gib=4)
     scene.nvml.used = 4 * GIB
-    assert scene.rivals.claim(engine_info()) is None
+    assert scene.rivals.claim(engine_info(), EngineState.READY) is None
 
 
 def test_without_settings_nobody_is_looked_for() -> None:

@@ -335,5 +335,12 @@ def test_a_hangup_reads_quotas_and_log_level_anew_and_a_wrong_file_changes_nothi
     assert completion(daemon, [5])[0] == 400
     reload('max_num_seqs = 4\nlog_level = "debug"\n', "reloaded: log_level, quota")
     assert completion(daemon, [5])[0] == 200
+    with Client(daemon.endpoints.directory) as client:
+        told = [event.reason for event in client.stats().events if event.kind == "reload"]
+    assert told == [
+        "taken over: quota",
+        "no setting was taken over; the log says why",
+        "taken over: log_level, quota",
+    ]
     assert "READY=1" in daemon.notified()
     assert daemon.stop() == 0

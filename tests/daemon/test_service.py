@@ -512,10 +512,11 @@ async def test_while_others_need_the_device_no_request_wakes_the_engine(service:
     await service.device.yield_device("rivals", "game runs")
     assert host.num_wakes == 0
     await service.device.yield_device("rivals", None)
-    assert (host.num_wakes, service.state) == (1, "asleep")
+    assert (host.num_wakes, service.state) == (1, "loading")
     reasons = [event.reason for event in service.events.newest() if event.kind == "engine"]
     assert [reason for reason in reasons if "device" in reason] == [
         "the device is left to others: game runs",
+        "sleeps: others have the device",
         "the device is taken back",
     ]
 
@@ -557,10 +558,15 @@ async def test_an_engine_that_loads_is_left_to_it(service: Service, host: Script
 async def test_a_request_that_waited_for_the_engine_hears_that_others_need_the_device(
     service: Service, host: ScriptedHost
 ) -> None:
-    await service.device.sleep()
+    await started(service, host)
+    sleep = asyncio.create_task(service.device.sleep())
+    await until(lambda: host.is_sleeping)
     heard: list[DaemonMessage] = []
-    service.start([prompt()], ANA, heard.append)
-    await service.device.yield_device("rivals", "game runs")
+    service.start([prompt("held")], ANA, heard.append)
+    yielding = asyncio.create_task(service.device.yield_device("rivals", "game runs"))
+    await until(lambda: service.state == "yielding")
+    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
+    await asyncio.gather(sleep, yielding)
     await until(lambda: bool(heard))
     assert isinstance(heard[0], Failed)
     assert heard[0].code == "device_yielded"

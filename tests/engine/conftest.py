@@ -68,11 +68,11 @@ class TokenRunner(Runner):
         size = self.block_size
         self.save_blocks(step.block_saves)
         step.block_saves.clear()
-        self.load_blocks(step.block_loads)
-        step.block_loads.clear()
         for source, target in step.block_copies:
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         self.copied += step.block_copies
+        self.load_blocks(step.block_loads)
+        step.block_loads.clear()
         if self.pages:
             self.write_keys(step)
         step.block_copies.clear()

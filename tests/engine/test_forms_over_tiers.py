@@ -245,6 +245,25 @@ def test_whoever_loses_its_blocks_goes_on_as_if_it_had_kept_them(begin, cold, fo
     assert (life.num_promoted > 0) == (tier == "host")
 
 
+@pytest.mark.parametrize(("n", "mode"), [(2, "on"), (3, "off")])
+def test_a_tail_is_copied_before_its_block_is_loaded_into(begin, cold, form, tier, n, mode) -> None:
+    """Who holds the tail that its choices copy loses it in that step, to a prompt that takes it for what a tier has."""
+    life = begin(tier, num_blocks=8, async_scheduling=mode)
+    urgent, slow, max_tokens = text(2, 49), text(1, 20), {2: 40, 3: 4}[n]
+    life.ask("first", urgent, 1)
+    if life.disk is not None:
+        life.engine._disk_writer.write_all(60)
+    life.ask("other", text(99, 126), 1)
+    life.add("slow", slow, 12, n=n, priority=-50)
+    while not life.answers["slow", 0]:
+        life.step()
+    life.add("urgent", urgent, max_tokens, priority=50)
+    life.run()
+    assert life.engine.stats().preemptions_total
+    assert [life.answers["urgent", 0]] == cold(urgent, max_tokens)
+    assert [life.answers["slow", choice] for choice in range(n)] == cold(slow, 12, n=n)
+
+
 def test_what_is_being_computed_is_shared_and_outlives_who_began_it(begin, cold, form, tier) -> None:
     life, prompt = begin(tier, max_num_batched_tokens=16), text(1, 8 * SIZE)
     life.add("first", [*prompt, 1])

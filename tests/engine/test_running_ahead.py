@@ -93,10 +93,7 @@ class LateRunner(TokenRunner):
     def compute_until(self, last: Launched) -> None:
         while last in self.on_its_way:
             launched = self.on_its_way.pop(0)
-            size = self.block_size
             self._copy(launched)
-            for source, target in launched.copies:
-                self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
             for source, target in launched.page_copies:
                 self.pages[target] = list(self.pages[source])
             if self.result_faults:
@@ -110,8 +107,11 @@ class LateRunner(TokenRunner):
 
     def _copy(self, launched: Launched) -> None:
         super().save_blocks(launched.saves)
+        size = self.block_size
+        for source, target in launched.copies:
+            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         self.load_blocks(launched.loads)
-        launched.saves, launched.loads = [], []
+        launched.saves, launched.copies, launched.loads = [], [], []
 
     def save_blocks(self, copies: list[BlockCopy]) -> None:
         """As on a GPU: in a stream of its own, which waits only for the copies of what was launched before."""

@@ -64,6 +64,15 @@ def test_one_decode_always_goes(num_decodes: int) -> None:
     assert budget.num_decodes == 1
 
 
+def test_decodes_give_way_beside_a_chunk_that_has_the_least_already() -> None:
+    budget = TokenBudget(512, 8)
+    for _ in range(6):
+        budget.shrink(step(1, 1, 1, 1, 1, 1, budget.chunk_tokens))
+    assert (budget.chunk_tokens, budget.num_decodes) == (LEAST_TOKENS, 3)
+    budget.shrink(step(LEAST_TOKENS))
+    assert budget.num_decodes == 1
+
+
 def test_a_paced_engine_computes_small_chunks() -> None:
     budget = TokenBudget(512, 8)
     budget.pace(400)

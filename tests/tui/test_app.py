@@ -7,11 +7,12 @@ import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
+from pagedd.client.protocol import BlockDetail
 from pagedd.client.stats_frame import Ending, Event
 from pagedd.tui.glyphs import ASCII, UNICODE, Glyphs
 from pagedd.tui.recording import read
 from pagedd.tui.screens.help import Help
-from pagedd.tui.screens.request import Request
+from pagedd.tui.screens.request import Request, wrapped
 from pagedd.tui.state import Link
 from pagedd.tui.themes import GROUNDS, ROLES, choose_theme, make_palettes
 from pagedd.tui.widgets.block_map import BlockMap
@@ -229,6 +230,32 @@ async def test_a_tick_while_the_screen_is_taken_down_does_no_harm() -> None:
         app._tick()
 
 
+@pytest.mark.parametrize(("interval_s", "again_s"), [(0.25, 1.0), (2.0, 8.0)])
+async def test_a_daemon_with_few_pictures_is_seldom_asked_about_the_block_under_the_cursor(
+    interval_s: float, again_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedd.tui.widgets.block_words._REST_S", 0.0)
+    now_s = NOW_S
+    engine = FakeEngine()
+    source = FakeSource([])
+    asked_s: list[float] = []
+    answer = source.block
+
+    async def block(index: int) -> BlockDetail:
+        asked_s.append(now_s - NOW_S)
+        return await answer(index)
+
+    monkeypatch.setattr(source, "block", block)
+    async with make_app(source, clock=lambda: now_s).run_test(size=(120, 38)) as pilot:
+        for second in range(10):
+            now_s = NOW_S + second
+            frame = engine.frame()
+            frame.interval_s = interval_s
+            source.say(frame)
+            await settled(pilot)
+    assert sorted(set(asked_s))[:2] == [0.0, again_s]
+
+
 async def test_moving_onto_a_request_lights_its_blocks() -> None:
     app = make_app(make_source())
     async with app.run_test(size=(160, 48)) as pilot:
@@ -272,6 +299,12 @@ async def test_the_map_follows_cursor_mouse_and_zoom() -> None:
         await pilot.hover(BlockMap, offset=(block_map.grid.label_width + 2, 0))
         await settled(pilot)
         assert block_map.pointed == block_map.grid.cells(block_map._top)[1]
+
+
+def test_text_breaks_at_words_as_long_as_each_character_is_a_cell() -> None:
+    assert wrapped("the sea’s own salt", 10) == ["the sea’s", "own salt"]
+    assert wrapped("海は広いな", 4) == ["海は", "広い", "な"]
+    assert wrapped("one\n\ntwo", 10) == ["one", "", "two"]
 
 
 async def test_enter_opens_the_block_table_with_live_text_and_escape_goes_back() -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is no
 
 WAIT_S = 60.0
 # Long enough that it is still there when a test looks, on any machine.
-LONG = {"max_tokens": 3000, "ignore_eos": True}
+LONG = {"max_tokens": 8000, "ignore_eos": True}
 
 
 class Terminal:
@@ -81,7 +81,7 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        flags = ["--model", str(self._model), "--max-model-len", "4096", "--num-blocks", "512", "--max-num-seqs", "4"]
+        flags = ["--model", str(self._model), "--max-model-len", "8192", "--num-blocks", "1024", "--max-num-seqs", "4"]
         # Slow on purpose: a request has to be there for as long as a test looks at it.
         flags += ["--num-threads", "1", "--num-speculative-tokens", "0"]
         with (self._folder / "log").open("ab") as log:
@@ -193,7 +193,7 @@ def test_a_request_is_watched_opened_given_a_priority_and_cancelled(
     assert [row.priority for row in client.stats().requests] == [20]
 
     terminal.type("k")
-    terminal.expect("Cancel this request", "Once upon a time", "tokens of at most 3000 so far", request_id)
+    terminal.expect("Cancel this request", "Once upon a time", "tokens of at most 8000 so far", request_id)
     terminal.type("y")
     terminal.expect("Requests (0 running")
     assert live(client) == []
@@ -296,16 +296,16 @@ def test_other_terminals_are_drawn_on_without_a_fault(start: Callable[..., Termi
 
 def test_a_terminal_that_cannot_be_drawn_on_gets_text(start: Callable[..., Terminal]) -> None:
     terminal = start(environ={"TERM": "dumb"})
-    terminal.expect("TERM=dumb cannot be drawn on; this is pagetop --once", "512 blocks", "status=0")
+    terminal.expect("TERM=dumb cannot be drawn on; this is pagetop --once", "1 024 blocks", "status=0")
 
 
 def test_a_pipe_gets_text_and_json_the_frame(daemon: Daemon) -> None:
     command = [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", str(daemon.directory)]
     piped = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert "512 blocks" in piped.stdout
+    assert "1 024 blocks" in piped.stdout
     assert "is not a terminal; this is pagetop --once" in piped.stderr
     as_json = subprocess.run([*command, "--once", "--json"], check=True, capture_output=True, text=True, timeout=60)
-    assert '"num_blocks":512' in as_json.stdout
+    assert '"num_blocks":1024' in as_json.stdout
 
 
 def test_without_a_daemon_it_says_where_it_looked_and_waits_for_one(

@@ -11,5 +11,6 @@ def advice_words(state: State) -> str:
     advice = state.frame.advice if state.frame is not None else []
     if not advice:
         return ""
-    more = f" and {len(advice) - 1} more" if len(advice) > 1 else ""
-    return escape(f"{printable(advice[0].finding)}: pagectl doctor{more}")
+    # Whatever does not fit is cut from the end.
+    which = f", 1 of {len(advice)}" if len(advice) > 1 else ""
+    return escape(f"pagectl doctor{which}: {printable(advice[0].finding)}")

@@ -4,7 +4,7 @@ a run of blocks: how many of them are what, and who holds them.
 
 from pagedd.client.protocol import BlockDetail
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, Span, join, printable
+from pagedd.tui.line import Line, Span, fit, join_as_fits, printable
 from pagedd.tui.pool import CACHED, FREE, NUM_AGES, SHARED
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.requests import mark
@@ -12,10 +12,14 @@ from pagedd.tui.state import State
 
 _MAX_OWNERS = 6
 _DIGEST_CHARACTERS = 8
+_LEAST_TEXT = 8
 
 
-def block_line(state: State, block: int, detail: BlockDetail | None, glyphs: Glyphs) -> Line:
-    """What the frame says of a block, and of `detail` what only the daemon knows; None while it has not answered."""
+def block_line(state: State, block: int, detail: BlockDetail | None, width: int, glyphs: Glyphs) -> Line:
+    """What the frame says of a block, and of `detail` what only the daemon knows; None while it has not answered.
+
+    What does not fit whole into `width` is left out.
+    """
     pool = state.pool
     if block >= pool.num_blocks:
         return []
@@ -27,11 +31,11 @@ def block_line(state: State, block: int, detail: BlockDetail | None, glyphs: Gly
             parts.append([("hash ", "dim"), (detail.digest[:_DIGEST_CHARACTERS] + glyphs.ellipsis, "")])
         if detail.last_use_s is not None:
             parts.append([("last use ", "dim"), (f"{numbers.duration(detail.last_use_s)} ago", "")])
-    return join(parts, (glyphs.separator, "faint"))
+    return join_as_fits([part for part in parts if part], (glyphs.separator, "faint"), width)
 
 
-def run_line(state: State, blocks: range, glyphs: Glyphs) -> Line:
-    """What the blocks of one cell are, all together."""
+def run_line(state: State, blocks: range, width: int, glyphs: Glyphs) -> Line:
+    """What the blocks of one cell are, all together, as far as it fits."""
     pool = state.pool
     looks = pool.looks[blocks.start : blocks.stop]
     if not looks:
@@ -59,14 +63,16 @@ def run_line(state: State, blocks: range, glyphs: Glyphs) -> Line:
         filled = sum(fill for fill, look in zip(fills, looks, strict=True) if look >= SHARED)
         share = numbers.whole_percent(filled / (num_used * pool.block_size), glyphs.missing).strip()
         parts.append([(share, ""), (" of its used slots filled", "dim")])
-    return join(parts, (glyphs.separator, "faint"))
+    return join_as_fits([part for part in parts if part], (glyphs.separator, "faint"), width)
 
 
-def block_text(detail: BlockDetail | None, glyphs: Glyphs) -> Line:
+def block_text(detail: BlockDetail | None, width: int, glyphs: Glyphs) -> Line:
     """The tokens of a block as text, for those who may see it."""
-    if detail is None or not detail.text:
+    label = "tokens "
+    if detail is None or not detail.text or width < len(label) + _LEAST_TEXT:
         return []
-    return [("tokens ", "dim"), (printable(detail.text.replace("\n", "⏎" if glyphs.is_unicode else " ")), "")]
+    text = printable(detail.text.replace("\n", "⏎" if glyphs.is_unicode else " "))
+    return [(label, "dim"), (fit(text, width - len(label), glyphs.ellipsis).rstrip(), "")]
 
 
 def _state(state: State, block: int, glyphs: Glyphs) -> Line:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pagedd.client.percent import percent
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, Span, join, printable, spread
+from pagedd.tui.line import Line, Span, join, join_as_fits, printable, spread, width_of
 from pagedd.tui.renderables import numbers
 from pagedd.tui.state import STALE_S, State
 
@@ -27,28 +27,39 @@ def header_line(state: State, modes: Modes, now_s: float, width: int, glyphs: Gl
     frame = state.frame
     left: list[Span] = [(" pagetop ", "title")]
     if frame is not None:
-        about = [
-            [(printable(frame.model), "strong")],
-            [(printable(frame.device), "")],
-            [(f"block {state.pool.block_size}" if state.pool.block_size else "", "dim")],
-            [(_cache(frame), "dim")],
-            [(f"up {numbers.duration(frame.uptime_s)}", "dim")],
-        ]
-        parts = [part for part in about if part[0][0]]
-        if frame.state != "ready":
-            detail = f" ({printable(frame.detail)})" if frame.detail not in ("", frame.state) else ""
-            parts.insert(0, [(f"{printable(frame.state)}{detail}", "warn")])
-        left += [(" ", ""), *join(parts, (glyphs.separator, "faint"))]
+        left.append((" ", ""))
+        room = width - width_of(left) - width_of(right) - 1
+        separator = glyphs.separator, "faint"
+        # With the note on its cache or without it, whichever fills the room better.
+        lines: list[Line] = [join_as_fits(_about(state, frame, cache), separator, room) for cache in _cache(frame)]
+        fullest: Line = max(lines, key=width_of)
+        left += fullest
     return spread(left, right, width)
 
 
-def _cache(frame: StatsFrame) -> str:
-    """Its form, and in how many predictions that agrees with 16 bits where it was measured."""
-    if not frame.kv_cache_dtype:
-        return ""
+def _about(state: State, frame: StatsFrame, cache: str) -> list[Line]:
+    """What is served, the most important first."""
+    parts: list[Line] = [
+        [(printable(frame.model), "strong")],
+        [(printable(frame.device), "")],
+        [(f"block {state.pool.block_size}" if state.pool.block_size else "", "dim")],
+        [(cache, "dim")],
+        [(f"up {numbers.duration(frame.uptime_s)}", "dim")],
+    ]
+    parts = [part for part in parts if part[0][0]]
+    if frame.state != "ready":
+        detail = f" ({printable(frame.detail)})" if frame.detail not in ("", frame.state) else ""
+        parts.insert(0, [(f"{printable(frame.state)}{detail}", "warn")])
+    return parts
+
+
+def _cache(frame: StatsFrame) -> list[str]:
+    """Its form, with and without the share of predictions in which that was measured to agree with 16 bits."""
+    form = f"kv {printable(frame.kv_cache_dtype)}" if frame.kv_cache_dtype else ""
     agreement = frame.figures.get("kv_agreement_ratio")
-    note = f" ({percent(agreement, decimals=1)}% as 16 bits)" if agreement is not None else ""
-    return f"kv {printable(frame.kv_cache_dtype)}{note}"
+    if not form or agreement is None:
+        return [form]
+    return [f"{form} ({percent(agreement, decimals=1)}% as 16 bits)", form]
 
 
 def _status(state: State, modes: Modes, now_s: float, width: int, glyphs: Glyphs) -> Line:

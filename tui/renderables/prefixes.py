@@ -11,8 +11,8 @@ from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, fit, printable
 from pagedd.tui.renderables import numbers
 
-# (name, width, narrowest screen that has it)
-_COLUMNS = (("tokens", 7, 0), ("blocks", 6, 50), ("pool", 7, 60), ("hits", 6, 0), ("age", 9, 70), ("who", 8, 90))
+# (name, width, narrowest screen that has it): in narrow ones the words are what is read, and tokens say what blocks do.
+_COLUMNS = (("tokens", 7, 0), ("blocks", 6, 110), ("pool", 7, 60), ("hits", 6, 0), ("age", 9, 90), ("who", 8, 90))
 _GAP = "  "
 # Of what tells a prefix from its siblings at least so much is in sight.
 _LEAST_DIFFERENCE = 16

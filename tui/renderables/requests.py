@@ -158,7 +158,7 @@ def header_line(width: int, sort: str, is_reversed: bool, glyphs: Glyphs) -> Lin
         text = column.name + ((glyphs.down if is_falling else glyphs.up) if is_sort else "")
         aligned = text.ljust(column.width) if column.is_left else text.rjust(column.width)
         line += [(_lead(column), ""), (aligned[: column.width], "accent" if is_sort else "dim")]
-    if _room(columns, width) >= _MIN_WHAT:
+    if _room(width) >= _MIN_WHAT:
         line.append((f"  {_WHAT}", "dim"))
     return line
 
@@ -172,11 +172,11 @@ def request_line(sequence: Sequence, width: int, glyphs: Glyphs) -> Line:
         text, cell_role = column.cell(sequence, glyphs)
         aligned = text.ljust(column.width) if column.is_left else text.rjust(column.width)
         line += [(_lead(column), ""), (aligned, cell_role)]
-    room = _room(columns, width)
+    room = _room(width)
     if room >= _MIN_WHAT:
-        line += [("  ", ""), (fit(_what(sequence, glyphs), room, glyphs.ellipsis), "dim")]
+        line += [("  ", ""), (fit(first_words(sequence, glyphs), room, glyphs.ellipsis), "dim")]
         return line
-    return [*line, (" " * (width - _used(columns)), "")]
+    return [*line, (" " * (width - _used(width)), "")]
 
 
 def about_lines(sequence: Sequence, glyphs: Glyphs) -> list[Line]:
@@ -184,7 +184,7 @@ def about_lines(sequence: Sequence, glyphs: Glyphs) -> list[Line]:
     row = sequence.row
     text, role = _state(sequence, glyphs)
     of_most = f" of at most {row.max_tokens}" if row.max_tokens is not None else ""
-    words = _what(sequence, glyphs)
+    words = first_words(sequence, glyphs)
     lines: list[Line] = [[(words, "")]] if words else []
     return [
         *lines,
@@ -196,16 +196,19 @@ def about_lines(sequence: Sequence, glyphs: Glyphs) -> list[Line]:
     ]
 
 
-def _room(columns: list[Column], width: int) -> int:
+def _room(width: int) -> int:
     """What is left for the text, after the gap before it."""
-    return width - _used(columns) - 2
+    return width - _used(width) - 2
 
 
-def _used(columns: list[Column]) -> int:
-    return _MARK_WIDTH + sum(len(_lead(column)) + column.width for column in columns)
+@lru_cache(maxsize=8)
+def _used(width: int) -> int:
+    """Cells of the columns that fit into `width`."""
+    return _MARK_WIDTH + sum(len(_lead(column)) + column.width for column in columns_for(width))
 
 
-def _what(sequence: Sequence, glyphs: Glyphs) -> str:
+def first_words(sequence: Sequence, glyphs: Glyphs) -> str:
+    """Of its prompt, in quotes; "" when there are none that the viewer may see."""
     row = sequence.row
     quote = "“”" if glyphs.is_unicode else '""'
     return f"{quote[0]}{printable(row.preview)}{quote[1]}" if row.preview else ""

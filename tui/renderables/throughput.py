@@ -79,7 +79,7 @@ def _graph_lines(
 def _latency(state: State, label: str, half: str, high_label: str, high: str, width: int, glyphs: Glyphs) -> list[Span]:
     return [
         (label.ljust(12) if width >= 42 else label[:5].ljust(6), "dim"),
-        ("p50 ", "dim"),
+        ("p50 " if width >= 31 else "", "dim"),
         (numbers.milliseconds(state.figure(half), glyphs.missing), ""),
         (f"   {high_label} " if width >= 42 else f" {high_label} ", "dim"),
         (numbers.milliseconds(state.figure(high), glyphs.missing), ""),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from textwrap import wrap as wrap_words
 from typing import ClassVar
 
-from rich.cells import chop_cells
+from rich.cells import cell_len, chop_cells
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
@@ -22,7 +22,7 @@ from pagedd.tui.renderables.detail import (
     timeline_lines,
 )
 from pagedd.tui.renderables.footer import Hint
-from pagedd.tui.renderables.requests import name
+from pagedd.tui.renderables.requests import first_words, name
 from pagedd.tui.screens.acting import ACTING_HINTS, ActingView
 from pagedd.tui.screens.polling import Polling
 from pagedd.tui.screens.view import HELP
@@ -94,7 +94,9 @@ class Request(ActingView):
         sequence = self._last
         end = None if live is not None else outcome(state.endings.get(self._key[0]))
         figures, timeline = self.query_one("#figures", Pane), self.query_one("#timeline", Pane)
-        figures.title(f"Request {name(sequence)}" if end is None else f"Request {name(sequence)}, {end[0]}")
+        about = name(sequence) if end is None else f"{name(sequence)}, {end[0]}"
+        # The text below goes on, and its beginning out of sight.
+        figures.title(f"Request {about}  {first_words(sequence, glyphs)}".rstrip())
         lines = figure_lines(sequence, state.pool.block_size, figures.size.width, glyphs, end)
         figures.styles.height = len(lines) + 2
         figures.show(lines)
@@ -147,5 +149,6 @@ def wrapped(text: str, width: int) -> list[str]:
     lines: list[str] = []
     for paragraph in text.splitlines():
         clean = printable(paragraph)
-        lines += (wrap_words(clean, width) if clean.isascii() else chop_cells(clean, width)) or [""]
+        # What breaks at words counts characters, as far as each is a cell.
+        lines += (wrap_words(clean, width) if cell_len(clean) == len(clean) else chop_cells(clean, width)) or [""]
     return lines

@@ -74,13 +74,16 @@ class View(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self.is_whole = False
+        # Asked for with every picture, so not looked up by name.
+        self._header = Header()
+        self._keys = KeyBar(self.HINTS)
 
     def compose(self) -> Iterable[Widget]:
-        yield Header()
+        yield self._header
         with Vertical(id="body"):
             yield from self.body()
         yield from self.foot()
-        yield KeyBar(self.hints())
+        yield self._keys
         yield Pane(id="absent")
         yield Pane(id="small")
 
@@ -144,15 +147,15 @@ class View(Screen[None]):
 
     def show_age(self) -> None:
         """Draws what changes by itself as time goes on."""
-        if not self.query(Header):  # not composed yet, or taken down already
+        if not (self._header.is_attached and self._keys.is_attached):  # not composed yet, or taken down already
             return
         session = self.session
         now_s = session.clock()
-        self.query_one(Header).show_state(session.state, session.modes, now_s)
+        self._header.show_state(session.state, session.modes, now_s)
         notice = self.watching.notice
         if notice is None and session.is_stale and self.state.frame is not None:
             notice = age_notice(self.state, self.state.age_s(now_s))
-        if self.query_one(KeyBar).show_hints(self.hints(), notice):
+        if self._keys.show_hints(self.hints(), notice):
             self.call_after_refresh(self.show)
 
     def repaint(self) -> None:

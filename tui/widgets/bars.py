@@ -29,11 +29,14 @@ class KeyBar(Pane):
         self._hints = hints
         self._notice: Notice | None = None
         self._height = 1
+        self._drawn_for: tuple[object, ...] = ()
 
     def show_hints(self, hints: list[Hint], notice: Notice | None) -> bool:
         """Whether the rest of the screen has another height now."""
         self._hints, self._notice = hints, notice
-        return self._draw()
+        # Nearly every picture has those of the last one.
+        is_same = self._drawn_for == (hints, notice, self.size.width, self.app.size.height)
+        return False if is_same else self._draw()
 
     def on_resize(self) -> None:
         self._draw()
@@ -44,8 +47,9 @@ class KeyBar(Pane):
             self.app.simulate_key(hint.press)
 
     def _draw(self) -> bool:
-        width, glyphs = self.size.width, self.look.glyphs
-        lines = [] if self._notice is None else notice_lines(self._notice, width, self.app.size.height, glyphs)
+        width, height, glyphs = self.size.width, self.app.size.height, self.look.glyphs
+        self._drawn_for = self._hints, self._notice, width, height
+        lines = [] if self._notice is None else notice_lines(self._notice, width, height, glyphs)
         is_other = self._height != len(lines) + 1
         if is_other:
             self.styles.height = self._height = len(lines) + 1

@@ -4,7 +4,7 @@ import asyncio
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import BlockDetail
-from pagedd.tui.line import cut
+from pagedd.tui.line import width_of
 from pagedd.tui.renderables.block_line import block_line, block_text, run_line
 from pagedd.tui.session import Session
 from pagedd.tui.widgets.block_map import BlockMap
@@ -14,6 +14,7 @@ from pagedd.tui.widgets.pane import Pane
 _REST_S = 0.15
 # Times the frames' interval: a daemon that is too busy for pictures is too busy for questions.
 _ASK_AGAIN_FRAMES = 4
+_GAP = "   "
 
 
 class BlockWords(Pane):
@@ -32,7 +33,7 @@ class BlockWords(Pane):
         blocks = block_map.pointed_blocks
         if len(blocks) > 1:
             self._forget_block()
-            self.show([cut(run_line(session.state, blocks, self.look.glyphs), self.size.width)])
+            self.show([run_line(session.state, blocks, self.size.width, self.look.glyphs)])
             return
         block = block_map.pointed
         if block != self._block:
@@ -71,9 +72,9 @@ class BlockWords(Pane):
     def _draw(self, session: Session) -> None:
         assert self._block is not None
         glyphs, width = self.look.glyphs, self.size.width
-        line = block_line(session.state, self._block, self._detail, glyphs)
-        text = block_text(self._detail, glyphs)
+        line = block_line(session.state, self._block, self._detail, width, glyphs)
         if self.size.height > 1:
-            self.show([cut(line, width), cut(text, width)])
-        else:
-            self.show([cut([*line, ("   ", ""), *text] if text else line, width)])
+            self.show([line, block_text(self._detail, width, glyphs)])
+            return
+        text = block_text(self._detail, width - width_of(line) - len(_GAP), glyphs)
+        self.show([[*line, (_GAP, ""), *text] if text else line])

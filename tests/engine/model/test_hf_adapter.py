@@ -7,6 +7,8 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.model import hf_adapter
 from pagedd.engine.model.hf_adapter import AdaptedModel
 from pagedd.kernels import ops
+from pagedd.kernels.kv_form import FORMS
+from pagedd.kernels.layout import MAX_GATHERED_SLOTS
 
 SHAPE = {
     "vocab_size": 99,
@@ -185,3 +187,17 @@ def test_the_probe_notices_what_is_not_the_same(tiny, load, monkeypatch, fault) 
 
     monkeypatch.setattr(hf_adapter.ops, "paged_attention", wrong)
     assert "paged logits differ by" in refuse(load, folder)
+
+
+def test_room_for_gathered_keys_is_that_of_the_kv_heads_and_none_where_nothing_is_gathered(tiny, load) -> None:
+    folder, _ = tiny(make_config("gemma2", **GROUPED | CAPPED | {"sliding_window": 8}))
+    model = load(folder).model
+    sizes = {"num_tokens": 1, "num_rows": 1, "kv_form": FORMS["float32"]}
+    longer = model.activation_bytes(max_context_len=MAX_GATHERED_SLOTS + 10, **sizes)
+    assert longer - model.activation_bytes(max_context_len=64, **sizes) == 10 * (2 * 8) * FORMS[
+        "float32"
+    ].gathered_bytes(4)
+    one_kernel = AdaptedModel(model._model, gathers_kv=False)
+    one_kernel.discover(torch.tensor([1, 2, 3]))
+    reserved = one_kernel.activation_bytes(max_context_len=MAX_GATHERED_SLOTS + 10, **sizes)
+    assert reserved == one_kernel.activation_bytes(max_context_len=64, **sizes) < 1 << 20

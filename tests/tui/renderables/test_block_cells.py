@@ -92,7 +92,7 @@ def test_what_of_a_pool_was_never_in_use_has_no_cells(num_blocks: int, extent: i
 def test_a_run_in_words_says_how_many_are_what_and_whose() -> None:
     state = played(40)
     looks = state.pool.looks[:200]
-    line = text_of(run_line(state, range(200), UNICODE))
+    line = text_of(run_line(state, range(200), 200, UNICODE))
     assert line.startswith("▸ blocks 0000–0199 · ")
     num_free = looks.count(FREE)
     num_cached = sum(looks.count(CACHED + age) for age in range(4))

@@ -87,6 +87,16 @@ def test_throughput_prints_its_bounds_and_its_latencies() -> None:
     assert gap == "gap         p50  19.1 ms   p99  41.3 ms"
 
 
+def test_latencies_fit_into_the_narrowest_panel() -> None:
+    state = played(40)
+    assert state.frame is not None
+    state.frame.figures |= {"first_token_seconds_p50": 6.485, "first_token_seconds_p95": 15.0}
+    for width in (29, 31, 42, 46):
+        first, gap = (text_of(line) for line in throughput_lines(state, width, 4, UNICODE)[2:])
+        assert first.endswith("p95    15 s ")
+        assert gap.endswith("p99  41.3 ms")
+
+
 def test_a_taller_panel_has_taller_graphs() -> None:
     assert len(throughput_lines(played(40), 46, 8, UNICODE)) == 8
 
@@ -163,6 +173,23 @@ def test_the_header_says_how_good_a_quantized_cache_was_found_to_be() -> None:
     frame = FakeEngine().frame()
     state.take(msgspec.structs.replace(frame, figures=frame.figures | {"kv_agreement_ratio": 0.9596}), NOW_S)
     assert " · kv int8 (96.0% as 16 bits) · " in text_of(header_line(state, Modes(), NOW_S, 120, UNICODE))
+
+
+def test_the_header_leaves_out_what_does_not_fit_whole() -> None:
+    state = State()
+    frame = FakeEngine().frame()
+    state.take(msgspec.structs.replace(frame, figures=frame.figures | {"kv_agreement_ratio": 0.9596}), NOW_S)
+    for width, last in (
+        (110, "kv int8 (96.0% as 16 bits) · up 1:00:00"),
+        (103, "kv int8 (96.0% as 16 bits)"),
+        (90, "kv int8"),
+        (72, "block 16"),
+        (60, "cuda:0 RTX 4070"),
+    ):
+        line = text_of(header_line(state, Modes(), NOW_S, width, UNICODE))
+        assert line.removesuffix("● live ").rstrip().endswith(last)
+        assert len(line) == width
+    assert text_of(header_line(state, Modes(), NOW_S, 24, UNICODE)) == " pagetop  SmolLM ● live "
 
 
 def test_what_is_too_old_is_not_live_in_the_header() -> None:

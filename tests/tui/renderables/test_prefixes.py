@@ -59,12 +59,21 @@ def test_a_thousand_levels_are_no_trouble() -> None:
 
 def test_a_line_says_what_it_holds_of_the_pool() -> None:
     (branch,) = branches([node("root", num_blocks=41, num_hits=7, age_s=0.4, text="You are")], (), UNICODE)
-    assert text_of(prefix_header(96)) == (
-        "first words                                 tokens  blocks     pool    hits        age  who     "
+    assert text_of(prefix_header(110)) == (
+        "first words                                               tokens  blocks     pool    hits        age  who     "
     )
-    assert text_of(prefix_line(branch, 4096, 96, UNICODE)) == (
-        "  You are                                      656      41    1.0 %       7      0.4 s  ana     "
+    assert text_of(prefix_line(branch, 4096, 110, UNICODE)) == (
+        "  You are                                                    656      41    1.0 %       7      0.4 s  ana     "
     )
+
+
+def test_a_narrow_screen_is_for_the_words() -> None:
+    (branch,) = branches(
+        [node("root", num_blocks=41, num_hits=7, age_s=0.4, text="You are the assistant" * 9)], (), UNICODE
+    )
+    line = text_of(prefix_line(branch, 4096, 76, UNICODE))
+    assert line.endswith("…      656    1.0 %       7")
+    assert len(line.partition("…")[0]) >= 48
 
 
 def test_who_may_not_see_the_text_sees_a_digest() -> None:
