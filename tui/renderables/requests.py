@@ -129,9 +129,8 @@ SORTS = tuple(column.name for column in COLUMNS if column.order is not None)
 _WHAT = "what"
 _MIN_WHAT = 12
 _MARK_WIDTH = 1
-# Columns of these ranks come only when the text has that much besides.
-_FIRST_EXTRA = 11
-_LEAST_BESIDE_EXTRAS = 32
+# Columns from these ranks on come only when the text has that much besides: words tell requests apart.
+_LEAST_BESIDE = {5: 22, 11: 32}
 
 
 @lru_cache(maxsize=8)
@@ -140,7 +139,7 @@ def columns_for(width: int) -> list[Column]:
     chosen: set[str] = set()
     used = _MARK_WIDTH
     for column in sorted(COLUMNS, key=lambda column: column.rank):
-        reserved = _LEAST_BESIDE_EXTRAS if column.rank >= _FIRST_EXTRA else 0
+        reserved = max((least for rank, least in _LEAST_BESIDE.items() if column.rank >= rank), default=0)
         if used + len(_lead(column)) + column.width + reserved > width:
             break
         chosen.add(column.name)

@@ -49,7 +49,7 @@ def test_every_line_is_as_wide_as_the_screen() -> None:
 
 def test_one_that_waits_has_no_letter_and_no_numbers_that_it_cannot_have() -> None:
     waiting = row("80c9", state="waiting", num_blocks=0, num_output_tokens=0, first_token_s=None, preview="")
-    assert text_of(request_line(Sequence(waiting, tokens_per_s=0.0), 105, UNICODE)).rstrip() == (
+    assert text_of(request_line(Sequence(waiting, tokens_per_s=0.0), 119, UNICODE)).rstrip() == (
         "·  80c9      ana          0  waiting         212       –      0       0      –      – ms    2.9 s"
     )
     assert text_of(request_line(Sequence(waiting), 60, ASCII)).startswith(".  80c9")
