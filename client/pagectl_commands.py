@@ -318,7 +318,7 @@ def _print_picture(lines: list[str]) -> None:
     if sys.stdout.isatty():
         _print_lines(lines)
     else:
-        print(lines[0], file=sys.stderr)
+        print(lines[0], file=sys.stderr, flush=True)
         _print_lines(lines[1:])
 
 
@@ -332,4 +332,4 @@ def _print_stats(frame: StatsFrame, as_json: bool) -> None:
     if as_json:
         print(_json(frame), flush=True)
     else:
-        _print_lines(render_figures(frame, _glyphs()))
+        _print_picture(render_figures(frame, _glyphs()))

@@ -72,6 +72,6 @@ def _ask(question: Question) -> Verdict:
         raise PageddError("internal", f"the check takes over {_TIMEOUT_S:.0f} s; does the device answer?") from None
     except subprocess.CalledProcessError as error:
         raise PageddError(
-            "internal", f"the check's own process ended with status {error.returncode}; it wrote why to this log"
+            "internal", f"the check ended with status {error.returncode}; its last lines on standard error say why"
         ) from None
     return msgspec.json.decode(child.stdout, type=Verdict)
