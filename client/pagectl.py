@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pagedd.client import pagectl_commands as commands
 from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
+from pagedd.client.exit_statuses import MODEL_STATUSES
 from pagedd.client.pagectl_commands import EXIT_REFUSED, SAMPLING_FLAGS
 from pagedd.client.render import printable
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 # Numbers of sysexits.h, as the daemon's. Argparse gives 2 for a wrong command line.
-EXIT_STATUSES = {
+EXIT_STATUSES = MODEL_STATUSES | {
     "daemon_unreachable": os.EX_UNAVAILABLE,
     "queue_full": os.EX_TEMPFAIL,
     "over_quota": os.EX_TEMPFAIL,
@@ -31,8 +32,9 @@ EXIT_STATUSES = {
     "forbidden": os.EX_NOPERM,
 }
 EXIT_HELP = f"""\
-exit status: 0 done, {EXIT_REFUSED} refused or failed, 2 wrong command line, {os.EX_UNAVAILABLE} no daemon,
-{os.EX_TEMPFAIL} try again later, {os.EX_NOPERM} not allowed, {EXIT_INTERRUPTED} interrupted
+exit status: 0 done, {EXIT_REFUSED} refused or failed, 2 wrong command line, {os.EX_DATAERR} a wrong file was fetched,
+{os.EX_UNAVAILABLE} no daemon or no such model, {os.EX_TEMPFAIL} try again later, {os.EX_NOPERM} not allowed,
+{os.EX_CONFIG} the model or device cannot serve, {EXIT_INTERRUPTED} interrupted
 """
 
 
@@ -96,8 +98,10 @@ def make_parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
     _add_request_flags(chat)
 
-    command("ps", commands.run_ps, "list the live requests")
-    command("blocks", commands.run_blocks, "draw the KV pool, one character a block")
+    ps = command("ps", commands.run_ps, "list the live requests")
+    ps.add_argument("--json", action="store_true", help="as one JSON array, block tables included")
+    blocks = command("blocks", commands.run_blocks, "draw the KV pool, one character a block")
+    blocks.add_argument("--json", action="store_true", help="as one JSON object, null when the engine has none to show")
 
     prefixes = command("prefixes", commands.run_prefixes, "show what the prefix cache holds, as a tree")
     prefixes.add_argument("--limit", type=int, default=100, metavar="N", help="most rows (default %(default)s)")

@@ -107,14 +107,21 @@ def run_chat(arguments: argparse.Namespace) -> int:
 
 def run_ps(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
-        _print_lines(render_requests(client.stats(), _glyphs()))
+        frame = client.stats(blocks=arguments.json)
+    if arguments.json:
+        print(_json(frame.requests))
+    else:
+        _print_picture(render_requests(frame, _glyphs()))
     return 0
 
 
 def run_blocks(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
-        width = shutil.get_terminal_size((100, 24)).columns
-        _print_lines(render_blocks(client.stats(blocks=True), _glyphs(), width))
+        frame = client.stats(blocks=True)
+    if arguments.json:
+        print(_json(frame.blocks))
+    else:
+        _print_picture(render_blocks(frame, _glyphs(), shutil.get_terminal_size((100, 24)).columns))
     return 0
 
 
@@ -207,18 +214,21 @@ def run_cost(arguments: argparse.Namespace) -> int:
 def run_cancel(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         client.cancel(_clean(arguments.request_id))
+    _note(f"{arguments.request_id} is cancelled")
     return 0
 
 
 def run_sleep(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         client.sleep()
+    _note("the engine sleeps; a request or `pagectl wake` starts it again")
     return 0
 
 
 def run_wake(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         client.wake()
+    _note("the engine is starting, unless it was awake")
     return 0
 
 
@@ -227,12 +237,14 @@ def run_load(arguments: argparse.Namespace) -> int:
     model = os.path.abspath(arguments.model) if os.path.exists(arguments.model) else arguments.model
     with Client(arguments.runtime_dir) as client:
         client.load(_clean(model), arguments.name and _clean(arguments.name))
+    _note(f"{arguments.model} is served")
     return 0
 
 
 def run_priority(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         client.set_priority(_clean(arguments.request_id), arguments.priority)
+    _note(f"{arguments.request_id} has priority {arguments.priority}")
     return 0
 
 
@@ -308,8 +320,23 @@ def _print_lines(lines: list[str]) -> None:
     print("\n".join(lines), flush=True)
 
 
+def _print_picture(lines: list[str]) -> None:
+    """The first line is about the daemon: into a pipe goes what is asked for alone."""
+    if sys.stdout.isatty():
+        _print_lines(lines)
+    else:
+        print(lines[0], file=sys.stderr, flush=True)
+        _print_lines(lines[1:])
+
+
+def _note(line: str) -> None:
+    """That a command without an answer has done its work, for a person; scripts have the status."""
+    if sys.stderr.isatty():
+        print(printable(line), file=sys.stderr)
+
+
 def _print_stats(frame: StatsFrame, as_json: bool) -> None:
     if as_json:
         print(_json(frame), flush=True)
     else:
-        _print_lines(render_figures(frame, _glyphs()))
+        _print_picture(render_figures(frame, _glyphs()))

@@ -61,7 +61,7 @@ ASCII = Glyphs(cached=":", free=".", many="#", missing="-", separator=", ")
 def render_requests(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
     """One line about the daemon, then a table with a row for each sequence; letters are those of the block map."""
     letters = _letters(frame.requests, glyphs)
-    header = ["", "id", "who", "prio", "state", "prompt", "cached", "out", "blocks", "first", "age"]
+    header = ["map", "id", "who", "prio", "state", "prompt", "cached", "out", "blocks", "first", "age"]
     rows = [
         [
             letter,

@@ -113,4 +113,5 @@ def _limited(number: int, limit: int | None) -> str:
 
 
 def _refusals(caller: CallerUsage) -> str:
-    return ", ".join(f"{number} {limit}" for limit, number in sorted(caller.refusals.items())) or "0"
+    """Which limit of its quota refused it, and how often."""
+    return ", ".join(f"{limit} x{number}" for limit, number in sorted(caller.refusals.items())) or "0"

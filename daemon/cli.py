@@ -11,17 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
+from pagedd.client.exit_statuses import MODEL_STATUSES
 from pagedd.daemon import logs
 
 # Numbers of sysexits.h. The unit does not restart the daemon after 65, 69, 75 and 78: waiting would not help.
-EXIT_STATUSES = {
-    "checksum_mismatch": os.EX_DATAERR,
-    "model_unavailable": os.EX_UNAVAILABLE,
+EXIT_STATUSES = MODEL_STATUSES | {
     "already_running": os.EX_TEMPFAIL,
     "unknown_setting": os.EX_CONFIG,
     "invalid_setting": os.EX_CONFIG,
-    "unsupported_model": os.EX_CONFIG,
-    "unsupported_device": os.EX_CONFIG,
     "poor_kv_quality": os.EX_CONFIG,
     "no_kv_memory": os.EX_OSERR,
     "out_of_memory": os.EX_OSERR,

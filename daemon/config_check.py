@@ -77,5 +77,5 @@ async def _ask(question: Question) -> Verdict:
             child.kill()  # no effect on one that has ended
         status = await child.wait()
     if status != 0:
-        raise PageddError("internal", f"the check's own process ended with status {status}; it wrote why to this log")
+        raise PageddError("internal", f"the check ended with status {status}; its last lines on standard error say why")
     return msgspec.json.decode(answer, type=Verdict)

@@ -119,7 +119,7 @@ class Allowance:
         num_choices = sum(choices for _, choices, _ in asked)
         num_tokens = sum(tokens for _, _, tokens in asked)
         kv_tokens = [_in_whole_blocks(choices, tokens, block_size) for _, choices, tokens in asked]
-        self._refuse_impossible(num_choices, num_tokens, sum(kv_tokens), pool_tokens)
+        self._refuse_impossible(num_choices, num_tokens, sum(kv_tokens), pool_tokens, most_tokens)
         new_choices = num_choices - sum(hold.num_choices for hold, _, _ in asked)
         new_tokens = num_tokens - sum(hold.num_tokens for hold, _, _ in asked)
         new_kv_tokens = sum(kv_tokens) - sum(hold.num_kv_tokens for hold, _, _ in asked)
@@ -160,7 +160,9 @@ class Allowance:
     def _kv_tokens(self, pool_tokens: int) -> int | None:
         return None if self.limits.kv_share is None else int(self.limits.kv_share * pool_tokens)
 
-    def _refuse_impossible(self, num_choices: int, num_tokens: int, num_kv_tokens: int, pool_tokens: int) -> None:
+    def _refuse_impossible(
+        self, num_choices: int, num_tokens: int, num_kv_tokens: int, pool_tokens: int, most_tokens: int | None
+    ) -> None:
         for name, limit, needed, what in (
             ("requests", self.limits.max_requests, num_choices, "requests in flight, choices counted; send fewer"),
             ("tokens", self.limits.tokens_per_minute, num_tokens, "tokens a minute; shorten it, or lower max_tokens"),
@@ -172,7 +174,8 @@ class Allowance:
             ),
         ):
             if limit is not None and needed > limit:
-                message = f"the request needs {needed}, its caller may have {limit} {what}"
+                at_least = "at least " if most_tokens is not None and name != "requests" else ""
+                message = f"the request needs {at_least}{needed}, its caller may have {limit} {what}"
                 raise QuotaRefusal("exceeds_quota", message, limit=name)
 
     def _refuse_excess_in_flight(

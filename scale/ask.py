@@ -5,6 +5,7 @@ the body; here nothing is refused that it would take.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,6 +25,7 @@ ROUTES = frozenset(
 
 # About 5000 tokens tell prompts apart; the router keeps the text of many.
 MAX_PROMPT_CHARS = 20_000
+_SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def _prompt(body: bytes) -> str:
     """Equal beginnings here are equal beginnings of what the engine computes, in the order in which it does."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # the daemon says what is wrong with it
         return ""
     if not isinstance(fields, dict):
         return ""
@@ -98,6 +100,11 @@ def _of_prompt(prompt: object) -> Iterable[str]:
         prompt = prompt[0]
     if isinstance(prompt, str):
         return [prompt]
-    # A character an id, so that ids weigh as characters do.
     ids = prompt if isinstance(prompt, list) else []
-    return ["".join(chr(token_id) for token_id in ids if isinstance(token_id, int) and 0 <= token_id < 0xD800)]
+    return ["".join(_character(token_id) for token_id in ids if isinstance(token_id, int))]
+
+
+def _character(token_id: int) -> str:
+    """One for each id, so that ids weigh as characters do; past the surrogates, which no UTF-8 can carry."""
+    code = token_id if token_id < _SURROGATES.start else token_id + len(_SURROGATES)
+    return chr(code) if 0 <= code <= sys.maxunicode else ""

@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import aiohttp
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -26,7 +27,17 @@ MAX_ONGOING_REQUESTS = 64
 # So many more requests than the idlest replica outweigh a cached prefix.
 IMBALANCED_THRESHOLD = 16
 # After a replica that ended, until the request goes to another: Ray has to hear of it first.
-_PAUSES_S = (0.3, 1.0)
+_PAUSE_S = 0.3
+_NUM_TRIES = 2
+# Arguments of `build` beside `flags`.
+_NUMBERS: dict[str, type[int] | type[float]] = {
+    "replicas": int,
+    "num_cpus": float,
+    "num_gpus": float,
+    "max_ongoing_requests": int,
+    "imbalanced_threshold": int,
+}
+_NUMBER_NAMES = {int: "a whole number", float: "a number"}
 # Characters of prompts that the router remembers, for all replicas together.
 _REMEMBERED_CHARS = 4_000_000
 
@@ -60,16 +71,19 @@ class Front:
         ask = Ask.of(request.method, request.url.path, body)
         if not ask.is_relayed:
             return _refusal("unknown_route", f"{ask.method} {ask.path}: no route of pagedd behind Ray Serve")
-        for pause_s in _PAUSES_S:
+        for number in range(_NUM_TRIES):
+            if number:
+                await asyncio.sleep(_PAUSE_S)
             # The router compares what is given by position, and takes any replica for what is given by name.
             answer = self._relay.remote(ask) if ask.prompt else self._relay.remote(ask=ask)
             try:
                 head = await anext(aiter(answer))
-            except RayError:  # the replica is gone, and nothing of its answer has come
-                await asyncio.sleep(pause_s)
-            else:
-                return StreamingResponse(answer, status_code=head.status, headers=head.headers)
-        return _refusal("engine_died", f"{len(_PAUSES_S)} replicas ended with this request; send it again")
+            except RayError as error:  # the replica is gone, and nothing of its answer has come
+                if isinstance(error, RayTaskError) and not isinstance(error.cause, (OSError, aiohttp.ClientError)):
+                    raise  # it is not: this is a fault of its code, which another would repeat
+                continue
+            return StreamingResponse(answer, status_code=head.status, headers=head.headers)
+        return _refusal("engine_died", f"{_NUM_TRIES} replicas ended with this request; send it again")
 
 
 def _refusal(code: str, message: str) -> Response:
@@ -115,12 +129,14 @@ def build(arguments: Mapping[str, str]) -> Any:
     """`application` for `serve run` and its YAML: `flags` as a shell would read them, all else numbers."""
     numbers: dict[str, Any] = {}
     for name, text in arguments.items():
-        if name in ("num_cpus", "num_gpus"):
-            numbers[name] = float(text)
-        elif name in ("replicas", "max_ongoing_requests", "imbalanced_threshold"):
-            numbers[name] = int(text)
-        elif name != "flags":
+        if name == "flags":
+            continue
+        if name not in _NUMBERS:
             raise ValueError(f"{name}: not an argument of pagedd.scale.ray_serve:build; see docs/scale-out.md")
+        try:
+            numbers[name] = _NUMBERS[name](text)
+        except ValueError:
+            raise ValueError(f"{name} = {text}: it is {_NUMBER_NAMES[_NUMBERS[name]]}") from None
     return application(shlex.split(arguments.get("flags", "")), **numbers)
 
 

@@ -50,7 +50,6 @@ class Replica:
         # The kernel signals a child when the thread that made it ends, so that one lives as long as the child.
         threading.Thread(target=self._keep, args=(command,), name="pagedd", daemon=True).start()
         self._has_started.wait()
-        self._session: aiohttp.ClientSession | None = None
         try:
             self._wait_ready()
             self._is_serving = True
@@ -67,13 +66,14 @@ class Replica:
         """The daemon's answer: its head, then its bytes as they come. Whoever stops listening ends the request."""
         if not ask.is_relayed:
             raise PageddError("forbidden", f"{ask.method} {ask.path}: not a route of a replica")
-        if self._session is None:
-            connector = aiohttp.UnixConnector(str(self._endpoints.http), limit=0)
-            # An answer may take as long as it takes.
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         headers = {"Content-Type": "application/json"} if ask.body else {}
         url = f"http://localhost{ask.path}"
-        async with self._session.request(ask.method, url, data=ask.body, headers=headers) as answer:
+        # One connection a request, so that none outlives it. An answer may take as long as it takes.
+        connector, unlimited = aiohttp.UnixConnector(str(self._endpoints.http)), aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=unlimited) as session,
+            session.request(ask.method, url, data=ask.body, headers=headers) as answer,
+        ):
             content_type = answer.headers.get("Content-Type", "application/json")
             yield Head(answer.status, content_type, answer.headers.get("Retry-After"), self.name)
             async for piece in answer.content.iter_any():

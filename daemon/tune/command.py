@@ -127,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Try settings on the model and a load, in the order in which they matter; all other flags are the "
         "daemon's (pagedd --help).",
+        epilog=f"exit status: 0 settings were compared, {EXIT_UNDECIDED} none could be, {EXIT_INTERRUPTED} interrupted",
     )
     add_tune_flags(parser)
     return parser

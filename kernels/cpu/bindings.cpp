@@ -156,8 +156,9 @@ class TorchDecoder {
         data<int64_t>(logits_rows, torch::kInt64, "logits_rows"),
     };
     auto logits = torch::empty({logits_rows.size(0), vocab_size_});
+    auto* const open_pages = const_cast<at::BFloat16*>(data<at::BFloat16>(open_keys, torch::kBFloat16, "open_keys"));
     const KvCache cache{const_cast<uint8_t*>(data<uint8_t>(kv, torch::kUInt8, "kv")), key_type, value_type, num_blocks,
-                        block_size, static_cast<uint8_t*>(open_keys.data_ptr()), open_keys.size(1)};
+                        block_size, reinterpret_cast<uint8_t*>(open_pages), open_keys.size(1)};
     const pybind11::gil_scoped_release release;
     decoder_.forward(batch, cache, at::get_num_threads(), logits.data_ptr<float>());
     return logits;

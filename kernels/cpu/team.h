@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <thread>
 #include <vector>
 
@@ -32,6 +33,7 @@ class Member {
   // all of them are done, by whomever. What the pieces wrote is visible then.
   template <class Work>
   void share(int count, int step, Work work) {
+    assert(index_ < phases_.size());
     Phase& phase = phases_[index_++];
     for (int begin; (begin = phase.next.fetch_add(step, std::memory_order_relaxed)) < count;) {
       const int end = std::min(begin + step, count);

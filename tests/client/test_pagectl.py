@@ -136,6 +136,16 @@ def test_the_engine_is_put_to_sleep_and_woken(daemon: FakeDaemon, run: Run, comm
     assert isinstance(daemon.hear(message, "admin"), message)
 
 
+def test_a_command_without_an_answer_says_at_a_terminal_that_it_is_done(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("wake") == 0
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run("wake") == 0
+    assert capsys.readouterr() == ("", "the engine is starting, unless it was awake\n")
+
+
 def test_a_log_is_replayed_and_summed_up(
     daemon: FakeDaemon, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,7 +187,13 @@ def test_a_prompt_that_is_not_utf8_arrives_readable(daemon: FakeDaemon, start: C
 
 
 def test_a_refusal_is_one_line_and_a_status(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for code, status in [("prompt_too_long", 1), ("queue_full", 75), ("engine_loading", 75), ("forbidden", 77)]:
+    for code, status in [
+        ("prompt_too_long", 1),
+        ("queue_full", 75),
+        ("engine_loading", 75),
+        ("forbidden", 77),
+        ("model_unavailable", 69),
+    ]:
         daemon.answer = lambda message, code=code: [Failed(id=message.id, code=code, message="so it is")]
         assert run("generate", "x", "--no-wait") == status
         assert capsys.readouterr().err == f"pagectl: {code}: so it is\n"
@@ -212,9 +228,19 @@ def test_a_wrong_command_line_is_status_2(run: Run, arguments: list[str], capsys
 
 def test_ps_and_blocks_draw_the_frame(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ps") == 0
-    assert "a  r1  ana     0  decode" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert out.startswith("map  id  who")
+    assert "a    r1  ana     0  decode" in out
+    assert err.startswith("tiny · cpu"), "about the daemon, which a pipe is not asked for"
     assert run("blocks") == 0
     assert "0000 aS·▒b▒··" in capsys.readouterr().out
+
+
+def test_ps_and_blocks_are_json_for_scripts(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ps", "--json") == 0
+    assert [row["request_id"] for row in json.loads(capsys.readouterr().out)] == ["r1", "r2", "r3"]
+    assert run("blocks", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["block_size"] == 4
 
 
 def test_stats_are_text_or_json(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +271,7 @@ def test_usage_and_cost_are_text_or_json(daemon: FakeDaemon, run: Run, capsys: p
     assert run("usage") == run("cost") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("who ")
-    assert "1 requests, 2 tokens" in printed
+    assert "requests x1, tokens x2" in printed
     assert "J / output token" in printed
     assert run("usage", "--json") == run("cost", "--json") == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())

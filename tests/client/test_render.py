@@ -28,10 +28,10 @@ def frame(make_frame: Callable[..., StatsFrame]) -> StatsFrame:
 def test_requests_are_rows_with_the_letters_of_the_block_map(frame: StatsFrame) -> None:
     assert render_requests(frame, UNICODE) == [
         "tiny · cpu · float32 · kv float32 · ready · up 1:01",
-        "   id  who  prio  state        prompt  cached  out  blocks    first    age",
-        "a  r1  ana     0  decode            6       4    2       2  62.0 ms  2.9 s",
-        "b  r2  ana   -10  prefill <1%    4096       4    0       2        –  0.4 s",
-        "·  r3  ana    20  waiting          96       –    0       0        –  0.8 s",
+        "map  id  who  prio  state        prompt  cached  out  blocks    first    age",
+        "a    r1  ana     0  decode            6       4    2       2  62.0 ms  2.9 s",
+        "b    r2  ana   -10  prefill <1%    4096       4    0       2        –  0.4 s",
+        "·    r3  ana    20  waiting          96       –    0       0        –  0.8 s",
     ]
 
 

@@ -11,9 +11,9 @@ from .conftest import make_usage
 
 def test_usage_is_a_row_for_each_caller_with_what_is_left() -> None:
     assert render_usage(make_usage(), UNICODE) == [
-        "who         requests  live  prompt  cached  output  refused               left/min     J     money",
-        "ana                4   1/2     300     100      60  1 requests, 2 tokens   250/600  90.0  0.003000",
-        "key laptop         1     0       0       0       0  0                            –     –         –",
+        "who         requests  live  prompt  cached  output  refused                 left/min     J     money",
+        "ana                4   1/2     300     100      60  requests x1, tokens x2   250/600  90.0  0.003000",
+        "key laptop         1     0       0       0       0  0                              –     –         –",
     ]
 
 

@@ -155,6 +155,12 @@ def test_what_can_never_fit_is_not_told_to_come_again(
     assert said in refused.message
 
 
+def test_what_can_never_fit_is_said_to_be_the_least_before_the_tokens_are_counted(clock: Clock) -> None:
+    sixty = allowance(clock, tokens_per_minute=60)
+    refused = refusal(lambda: sixty.hold([(Hold(), 1, 61)], POOL, most_tokens=1000))
+    assert "needs at least 61, its caller may have 60 tokens a minute" in refused.message
+
+
 def test_the_prompts_of_one_request_are_taken_all_or_none(clock: Clock) -> None:
     sixty = allowance(clock, tokens_per_minute=60, max_requests=9)
     held(sixty, 20)

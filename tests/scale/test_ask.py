@@ -14,7 +14,7 @@ from pagedd.scale.ask import MAX_PROMPT_CHARS, ROUTES, Ask, Head
         ({"prompt": ["Once upon", "a time"]}, "Once upon"),
         ({"prompt": [72, 101]}, "He"),
         ({"prompt": [[72, 101], [1]]}, "He"),
-        ({"prompt": [0xD800, 72, -1, 2**40]}, "H"),
+        ({"prompt": [0xD7FF, 0xD800, 0xE000, 72, -1, 2**40]}, "\ud7ff\ue000\ue800H"),
         ({"prompt": "Once", "cache_salt": "mine"}, "mine\nOnce"),
         (
             {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]},
@@ -35,7 +35,7 @@ def test_a_prompt_is_routed_by_what_its_cached_prefix_follows_from(fields: dict[
     assert Ask.of("POST", "/v1/completions", json.dumps(fields).encode()).prompt == prompt
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"null"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"null", b"[" * 100_000])
 def test_a_body_that_is_no_object_goes_to_any_replica(body: bytes) -> None:
     ask = Ask.of("POST", "/v1/completions", body)
     assert (ask.prompt, ask.body) == ("", body)

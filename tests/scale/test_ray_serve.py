@@ -1,4 +1,4 @@
-"""Two daemons as replicas of a real Ray Serve; skipped where Ray is not installed (`pip install 'pagedd[ray]'`)."""
+"""Two daemons as replicas of a real Ray Serve; skipped where Ray is not installed (`pip install '.[ray]'`)."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'pagedd[ray]'")
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install '.[ray]'")
 pytestmark = pytest.mark.slow
 
 SYSTEMS = [
@@ -95,3 +95,10 @@ def test_a_daemon_that_dies_costs_no_request_that_comes_after(address: str) -> N
     answers = [chat(address, SYSTEMS[n % 2], f"What is {n}?") for n in range(10)]
     assert [status for status, _, _ in answers] == [200] * 10
     assert replica not in {by for _, by, _ in answers}
+
+
+def test_an_argument_that_is_no_number_is_named() -> None:
+    from pagedd.scale.ray_serve import build
+
+    with pytest.raises(ValueError, match="replicas = two: it is a whole number"):
+        build({"replicas": "two"})

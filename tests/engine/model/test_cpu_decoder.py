@@ -145,6 +145,20 @@ def test_a_quantized_cache_stays_close_and_torch_operations_read_it_alike(
             assert (quantized[index][position] - alike[index][position]).abs().max() < 0.05 * scale
 
 
+def test_pages_of_another_type_than_the_kernels_read_are_refused(tiny, load, paged_logits, monkeypatch) -> None:
+    folder, _ = tiny(make_config("llama", 4, 2, 80))
+    loaded = load(folder)
+    forward = loaded.model.forward
+
+    def with_wider_pages(batch, kv):
+        kv.open_keys = kv.open_keys.float()
+        return forward(batch, kv)
+
+    monkeypatch.setattr(loaded.model, "forward", with_wider_pages)
+    with pytest.raises(RuntimeError, match="open_keys: a contiguous CPU tensor of BFloat16 is expected"):
+        paged_logits(loaded, random_prompts(29, 13), MIXED, block_size=16, kv_form="int4")
+
+
 def test_auto_keeps_a_gguf_files_own_numbers(model_gguf) -> None:
     loaded = load_model(EngineConfig(model=str(model_gguf), device="cpu"), lambda share, what: None)
     assert set(loaded.model.forms) == {"int4", "int8"}
