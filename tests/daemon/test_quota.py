@@ -157,7 +157,7 @@ def test_what_can_never_fit_is_not_told_to_come_again(
 
 def test_what_can_never_fit_is_said_to_be_the_least_before_the_tokens_are_counted(clock: Clock) -> None:
     sixty = allowance(clock, tokens_per_minute=60)
-    refused = refusal(lambda: sixty.hold([(Hold(), 1, 61)], POOL, most_tokens=1000))
+    refused = refusal(lambda: sixty.hold([(Hold(), 1, 61)], POOL, 1, most_tokens=1000))
     assert "needs at least 61, its caller may have 60 tokens a minute" in refused.message
 
 
