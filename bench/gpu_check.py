@@ -22,6 +22,8 @@ measures them itself, and parts run in the order above, those with targets first
 as it ends, and in FILE after every row, there with "complete": false until the end, so a run that is cut short has not
 been for nothing; stdout has the whole table at the end, or at SIGTERM, and the line of JSON.
 
+Before, the kernels of `attention`, `linear` and `correct` are compiled by a process a core, which for `correct` is all.
+
 A fault is a row with the unit "failed" that says why; what was found before is kept, and what can go on does. Kernels
 are timed as graphs that are queued far ahead, so that Python's time is not theirs. An 8B model's weights take 16 GB,
 and there is one copy of them.
@@ -39,10 +41,13 @@ script, not a card.
 
 import argparse
 import importlib.util
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -124,6 +129,9 @@ TINY = Sizes(
     is_tiny=True,
 )
 
+BYTES_OF_A_JOB = 3 << 30  # torch's context, and a layer's cache of a full batch at the long context
+AHEAD = ("attention", "linear", "correct")  # whose kernels several processes compile before anything is timed
+
 # Shares of the card's own ceilings, as measured in `ceilings`; and how many times as quick as transformers.
 TARGETS = {
     "decode.bf16": 0.80,
@@ -140,6 +148,13 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small sizes, on any machine")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all inputs (default: the time)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there, after each row")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes that compile kernels ahead and compare them (default: a core each; with --tiny 1)",
+    )
+    parser.add_argument("--share", type=int, nargs=2, metavar=("I", "N"), default=(0, 1), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         print(
@@ -174,7 +189,10 @@ def main() -> int:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     os.environ["PAGEDD_KERNELS"] = "triton"  # on a CPU too, where another backend would serve
     torch.manual_seed(args.seed)
-    check = gpu_parts.Check(device, TINY if args.tiny else FULL, args.seed)
+    index, count = args.share
+    check = gpu_parts.Check(
+        device, TINY if args.tiny else FULL, args.seed, share=(index, count), only_compiles=count > 1
+    )
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
     figures = {"complete": False, "seed": args.seed, "tiny": args.tiny}
@@ -188,7 +206,13 @@ def main() -> int:
 
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        for name in [name for name in parts if name in (args.parts or parts)]:
+        names = [name for name in parts if name in (args.parts or parts)]
+        num_jobs = 1 if count > 1 else args.jobs or (1 if args.tiny else _num_jobs(torch.cuda.mem_get_info(device)[0]))
+        ahead = [name for name in names if name in AHEAD]
+        if num_jobs > 1 and ahead:
+            _run_ahead(ahead, num_jobs, args, failed, keep)
+            names = [name for name in names if name != "correct"]
+        for name in names:
             started, num_before = time.perf_counter(), len(rows)
             _run(name, parts[name], check, failed, keep)
             found = table(rows[num_before:])
@@ -201,6 +225,58 @@ def main() -> int:
     for what in missed:
         print(f"target missed: {what}", file=sys.stderr)
     return 1 if failed else 3 if missed else 0
+
+
+def _num_jobs(free_bytes: int) -> int:
+    """A core each, as far as the card's memory has room for what each puts there."""
+    return max(1, min(len(os.sched_getaffinity(0)), free_bytes // BYTES_OF_A_JOB))
+
+
+def _run_ahead(
+    names: list[str],
+    num_jobs: int,
+    args: argparse.Namespace,
+    failed: dict[str, str],
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
+    """The parts' cases, shared out to processes: that compiles them on all cores, and is all that `correct` needs.
+
+    A process that a kernel brings down costs the cases that it had not compared yet.
+    """
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / f"{index}.json" for index in range(num_jobs)]
+        command = [sys.executable, "-P", str(ROOT / "bench" / "gpu_check.py"), *names, "--seed", str(args.seed)]
+        command += ["--tiny"] if args.tiny else []
+        processes = [
+            subprocess.Popen(
+                [*command, "--share", str(index), str(num_jobs), "--output", str(output)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index, output in enumerate(outputs)
+        ]
+        try:
+            for process, output in zip(processes, outputs, strict=True):
+                _, errors = process.communicate()
+                report: dict[str, Any] = {"complete": False, "rows": []}
+                if output.exists():
+                    report = json.loads(output.read_text())
+                for row in report["rows"]:
+                    if row["part"] == "correct":
+                        keep(row)
+                        if row["unit"] == "failed":
+                            failed.setdefault("correct", row["what"])
+                if not report["complete"]:
+                    print(errors, file=sys.stderr)
+                    last = next(reversed(errors.strip().splitlines()), "")
+                    failed[names[-1]] = f"a process ended with {process.returncode}: {last}"
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    print(f"compiled ahead: {', '.join(names)}: {time.perf_counter() - started:.1f} s\n", file=sys.stderr, flush=True)
 
 
 def _end(number: int, frame: object) -> None:

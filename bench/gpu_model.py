@@ -7,30 +7,35 @@ them away. Text does not matter to speed.
 import gc
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from pagedd.bench.recorded_launches import capture_by_recording
-from pagedd.engine.batch import build_batch
+from pagedd.engine.batch import Batch, build_batch
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.create import create_engine
 from pagedd.engine.cuda_graphs import DecodeGraphs, capture_on_gpu
 from pagedd.engine.engine import Engine
+from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import parse_decoder_config
 from pagedd.engine.model.decoder import Decoder
-from pagedd.engine.model.load import LoadedModel
+from pagedd.engine.model.load import LoadedModel, Model
 from pagedd.engine.request import Request, SequenceOutput
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import ScheduledSequence
 from pagedd.kernels import ops
-from pagedd.kernels.kv_form import form_of
+from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
 Figure = tuple[str, float, str, float | None]  # what, value, unit, share of its ceiling
 
 BLOCK_SIZE = 16
+# Both round to 16 bits in every layer, each in its own order; a wrong mask, scale or position is a difference near 1.
+MOST_DIFFERENCE = 0.1
 PREFILLS = 3  # that are timed, after one that is not
 
 
@@ -85,52 +90,76 @@ def replayed_steps(device: torch.device, sizes: Any, dtype: torch.dtype) -> Iter
 
     Not to the last bit: a graph is launched for the longest context, whose sums may be split otherwise.
     """
-    loaded = load_from(random_llama(device, sizes, dtype, num_layers=min(2, sizes.layers)), device, dtype)
-    max_num_seqs, num_blocks = 8, 8 * 4
-    storage = KVStorage(loaded.config, num_blocks + 1, BLOCK_SIZE, form_of(dtype), device)
-    for plane in storage.planes:
-        plane.normal_()
-    with torch.inference_mode():
-        graphs = DecodeGraphs(
-            loaded.model,
-            storage,
-            scratch_block=num_blocks,
-            max_num_seqs=max_num_seqs,
-            max_model_len=4 * BLOCK_SIZE,
-            vocab_size=loaded.config.vocab_size,
-            device=device,
-            capture=capture_on_gpu() if device.type == "cuda" else capture_by_recording,
-        )
-        for num_seqs in (3,) if sizes.is_tiny else (1, 3, 8):
-            batch = build_batch(list(_decoding(num_seqs)), BLOCK_SIZE, device)
-            before = storage.data.clone()
-            eager = loaded.model.forward(batch, storage)
-            storage.data.copy_(before)
-            torch.testing.assert_close(graphs.run(batch), eager, rtol=2e-2, atol=2e-2)
-            yield (
-                f"eager, {num_seqs}",
-                1e3 * _seconds(device, lambda b=batch: loaded.model.forward(b, storage)),
-                "ms",
-                None,
-            )
-            yield f"replayed, {num_seqs}", 1e3 * _seconds(device, lambda b=batch: graphs.run(b)), "ms", None
+    theirs = random_llama(device, sizes, dtype, num_layers=min(2, sizes.layers))
+    loaded = load_from(theirs, device, dtype)
+    # Few lengths are a tile's; the longest is cut over programs, as all are in a graph.
+    lengths = [7, 40, 23] if sizes.is_tiny else [20, 1000, 130, 517, 64, 999, 3, 256]
+    for form in (form_of(dtype),) if sizes.is_tiny else (form_of(dtype), FORMS["int8"], FORMS["int4"]):
+        yield from _replayed_in(form, loaded, lengths, sizes)
 
 
-def _decoding(num_seqs: int) -> Iterator[ScheduledSequence]:
-    for i in range(num_seqs):
-        length = 20 + 3 * i
-        sequence = Sequence(
-            request=Request(request_id=str(i), prompt_token_ids=[1], params=SamplingParams(max_tokens=9)),
+@torch.inference_mode()
+def _replayed_in(form: KVForm, loaded: LoadedModel, lengths: list[int], sizes: Any) -> Iterator[Figure]:
+    device = loaded.device
+    sequences = list(random_sequences(lengths))
+    num_blocks = sum(len(sequence.block_table) for sequence in sequences)
+    storage = KVStorage(loaded.config, num_blocks + 1, BLOCK_SIZE, form, device, num_pages=num_blocks + 1)
+    run_chunks(loaded.model, storage, sequences, device)
+    graphs = DecodeGraphs(
+        loaded.model,
+        storage,
+        scratch_block=num_blocks,
+        max_num_seqs=len(sequences),
+        max_model_len=64 if sizes.is_tiny else 8192,
+        vocab_size=loaded.config.vocab_size,
+        device=device,
+        capture=capture_on_gpu() if device.type == "cuda" else capture_by_recording,
+    )
+    for num_seqs in (len(sequences),) if sizes.is_tiny else (1, 3, len(sequences)):
+        batch = last_tokens(storage, sequences[:num_seqs], device)
+        eager = loaded.model.forward(batch, storage).clone()
+        # Both write the same token's keys and values to the same slots.
+        torch.testing.assert_close(graphs.run(batch), eager, rtol=2e-2, atol=2e-2)
+        name = f"{form.name}, {num_seqs}"
+        yield f"eager, {name}", 1e3 * _seconds(device, partial(loaded.model.forward, batch, storage)), "ms", None
+        yield f"replayed, {name}", 1e3 * _seconds(device, partial(graphs.run, batch)), "ms", None
+
+
+def random_sequences(lengths: list[int]) -> Iterator[Sequence]:
+    """Each with blocks of its own, the first of them from block 0 on."""
+    next_block = 0
+    for i, length in enumerate(lengths):
+        num_blocks = -(-length // BLOCK_SIZE)
+        token_ids = [(31 * i + 7 * j) % 90 for j in range(length)]
+        yield Sequence(
+            request=Request(request_id=str(i), prompt_token_ids=token_ids, params=SamplingParams(max_tokens=9)),
             choice_index=0,
-            token_ids=[(7 * i + j) % 90 for j in range(length)],
-            num_prompt_tokens=1,
+            token_ids=token_ids,
+            num_prompt_tokens=length,
             arrival_s=0.0,
             due_s=0.0,
             priority=0,
             order=i,
-            block_table=[4 * i + j for j in range(4)],
+            block_table=list(range(next_block, next_block + num_blocks)),
         )
-        yield ScheduledSequence(sequence, length - 1, 1, [sequence])
+        next_block += num_blocks
+
+
+def run_chunks(model: Model, storage: KVStorage, sequences: list[Sequence], device: torch.device) -> None:
+    """All tokens but the last of each, so that the cache holds what a model writes there."""
+    for sequence in sequences:
+        chunk = [ScheduledSequence(sequence, 0, len(sequence.token_ids) - 1, [])]
+        model.forward(build_batch(chunk, BLOCK_SIZE, device, open_pages=_pages(storage)), storage)
+
+
+def last_tokens(storage: KVStorage, sequences: list[Sequence], device: torch.device) -> Batch:
+    """A decode step of the last token of each."""
+    decodes = [ScheduledSequence(sequence, len(sequence.token_ids) - 1, 1, [sequence]) for sequence in sequences]
+    return build_batch(decodes, BLOCK_SIZE, device, open_pages=_pages(storage))
+
+
+def _pages(storage: KVStorage) -> OpenPages | None:
+    return storage.open_pages if storage.form.has_open_keys else None
 
 
 def _seconds(device: torch.device, call: Any, repeats: int = 20) -> float:
@@ -154,8 +183,17 @@ def _synchronize(device: torch.device) -> None:
 def engine_rates(
     device: torch.device, sizes: Any, dtype: torch.dtype, copy_rate: float, decode_rates: dict[int, float]
 ) -> Iterator[Figure]:
-    """Tokens a second of both; at batch 1 the share of what the weights' bytes allow. Fills in `decode_rates`."""
+    """Tokens a second of both; at batch 1 the share of what the weights' bytes allow. Fills in `decode_rates`.
+
+    Raises:
+        AssertionError: the logits of the two are not those of the same model.
+    """
+    asked, sizes = sizes, fitting(sizes, _free_bytes(device), dtype)
+    yield "layers that fit", sizes.layers, f"of {asked.layers}", None
+    yield "largest batch that fits", max(sizes.batches), f"of {max(asked.batches)}", None
     theirs = random_llama(device, sizes, dtype, num_layers=sizes.layers)
+    (sequence,) = random_sequences([sizes.prompt])
+    their_logits = _their_logits(theirs, device, sequence.token_ids)
     their_rates = {batch: _their_decode(theirs, theirs, device, batch, sizes) for batch in sizes.batches}
     for batch, rate in their_rates.items():
         yield f"transformers, eager, decode, batch {batch}", rate, "tokens/s", None
@@ -164,6 +202,10 @@ def engine_rates(
     loaded = load_from(theirs, device, dtype)
     del theirs
     gc.collect()
+    difference = _difference(loaded, sequence, their_logits)
+    yield "difference of logits to transformers'", difference, "of their length", None
+    if not difference <= MOST_DIFFERENCE:  # NaN too
+        raise AssertionError(f"logits differ from transformers' by {difference:.3g} of their length")
     widest = max(sizes.batches)
     config = EngineConfig(
         model="random",
@@ -183,6 +225,35 @@ def engine_rates(
     yield "pagedd, prefill", _prefill(engine, device, sizes.chunk), "tokens/s", None
 
 
+def fitting(sizes: Any, free_bytes: int, dtype: torch.dtype) -> Any:
+    """As many layers as the memory holds with the second batch, and as large batches; always one of each."""
+    item = dtype.itemsize
+    layer_bytes = item * sizes.hidden * (3 * sizes.inner + 2 * (sizes.heads + sizes.kv_heads) * sizes.head_dim)
+    ends_bytes = item * 2 * sizes.vocab * sizes.hidden
+    left = int(0.85 * free_bytes) - ends_bytes - (1 << 30)  # what neither computes with the model may take
+    token_bytes = 2 * sizes.kv_heads * sizes.head_dim * item  # in one layer
+
+    def bytes_of_a_layer(batch: int) -> int:
+        return int(layer_bytes + (sizes.chunk + batch * sizes.most_tokens) * token_bytes)
+
+    layers = max(1, min(sizes.layers, left // bytes_of_a_layer(sizes.batches[:2][-1])))
+    batches = [batch for batch in sizes.batches if layers * bytes_of_a_layer(batch) <= left]
+    return replace(sizes, layers=layers, batches=tuple(batches) or sizes.batches[:1])
+
+
+def _free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 40
+
+
+@torch.inference_mode()
+def _difference(loaded: LoadedModel, sequence: Sequence, their_logits: torch.Tensor) -> float:
+    """Of the engine's logits after the sequence, computed as a chunk and a decode over a cache in 16 bits."""
+    storage = KVStorage(loaded.config, len(sequence.block_table), BLOCK_SIZE, form_of(loaded.dtype), loaded.device)
+    run_chunks(loaded.model, storage, [sequence], loaded.device)
+    logits = loaded.model.forward(last_tokens(storage, [sequence], loaded.device), storage)[0]
+    return float((logits.cpu() - their_logits).norm() / their_logits.norm())
+
+
 def bytes_of_a_step(weight_bytes: int, sizes: Any, dtype: torch.dtype) -> int:
     """What a decode step of one sequence reads of them: all but the embedding, of which it wants one row."""
     embedding_bytes: int = sizes.vocab * sizes.hidden * dtype.itemsize
@@ -193,6 +264,7 @@ def compiled_rates(
     device: torch.device, sizes: Any, dtype: torch.dtype, decode_rates: dict[int, float]
 ) -> Iterator[Figure]:
     """transformers' decode step through torch.compile, whose graphs leave Python out; the engine beside it if known."""
+    sizes = fitting(sizes, _free_bytes(device), dtype)
     theirs = random_llama(device, sizes, dtype, num_layers=sizes.layers)
     options: dict[str, Any] = {"mode": "reduce-overhead"} if device.type == "cuda" else {"backend": "eager"}
     step = torch.compile(theirs, **options)
@@ -260,6 +332,14 @@ def _end(engine: Engine, count: int) -> None:
 # --- transformers -----------------------------------------------------------------------------------------------------
 
 
+@torch.inference_mode()
+def _their_logits(model: Any, device: torch.device, token_ids: list[int]) -> torch.Tensor:
+    """[vocab_size] float32, on the CPU: after the last token."""
+    output = model(torch.tensor([token_ids], device=device), use_cache=False, logits_to_keep=1)
+    logits: torch.Tensor = output.logits[0, -1].float().cpu()
+    return logits
+
+
 @torch.no_grad()  # torch.compile does not get on with inference mode
 def _their_decode(model: Any, step: Any, device: torch.device, batch: int, sizes: Any) -> float:
     """`step` is the model or the same compiled. Both read the whole static cache in each step."""
@@ -267,7 +347,7 @@ def _their_decode(model: Any, step: Any, device: torch.device, batch: int, sizes
 
     cache = StaticCache(config=model.config, max_cache_len=sizes.prompt + sizes.steps // 2 + sizes.steps + 8)
     token_ids = torch.randint(90, (batch, sizes.prompt), device=device)
-    token_ids = model(token_ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+    token_ids = model(token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
     for _ in range(sizes.steps // 2 + 4):  # compiles, captures, and runs in as long as the engine does
         token_ids = step(token_ids, past_key_values=cache, use_cache=True).logits.argmax(-1)
     _synchronize(device)

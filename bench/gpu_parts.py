@@ -28,12 +28,17 @@ class Check:
 
     Attributes:
         decode_rates: batch → the engine's tokens a second, once `model` has measured them.
+        share: which of how many processes this is, each of which takes its cases of what the first three compute.
+        only_compiles: nothing is timed; what is launched, Triton keeps for the process that times it.
     """
 
     device: torch.device
     sizes: Any
     seed: int
     decode_rates: dict[int, float] = field(default_factory=dict)
+    share: tuple[int, int] = (0, 1)
+    only_compiles: bool = False
+    _num_cases: int = 0
     _ceilings: tuple[float, float] | None = None
 
     @property
@@ -43,12 +48,23 @@ class Check:
     @property
     def ceilings(self) -> tuple[float, float]:
         """Bytes a second that it copies, read and written both counted, and operations of a product; measured once."""
+        if self.only_compiles:
+            return 1.0, 1.0
         if self._ceilings is None:
             copied = copy_rate(self.device, self.sizes.copy_bytes)
             self._ceilings = copied, product_rate(self.device, self.sizes.matmul, self.dtype)
         return self._ceilings
 
+    def takes_next(self) -> bool:
+        """Whether the next case is this process's."""
+        self._num_cases += 1
+        index, count = self.share
+        return self._num_cases % count == index
+
     def time(self, call: Callable[[], object]) -> float:
+        if self.only_compiles:
+            call()
+            return 1.0
         return seconds_of(call, self.device, self.sizes.seconds)
 
 
@@ -77,7 +93,10 @@ def measured(what: str, measure: Callable[[], Figure]) -> dict[str, Cell]:
 
 def correct(check: Check) -> Rows:
     """Each kernel against the reference."""
-    yield from gpu_correct.compare_all(check.device, check.dtype, check.seed, is_thorough=not check.sizes.is_tiny)
+    is_thorough = not check.sizes.is_tiny
+    yield from gpu_correct.compare_all(
+        check.device, check.dtype, check.seed, is_thorough=is_thorough, takes_next=check.takes_next
+    )
 
 
 def ceilings(check: Check) -> Rows:
@@ -91,9 +110,11 @@ def attention(check: Check) -> Rows:
     """Decode of a full batch at the long context, and the first chunk of a prompt."""
     generator = torch.Generator().manual_seed(check.seed)
     for form in FORMS:
-        if form != "float32":
-            yield measured(f"decode.{form}", partial(_decode_attention, check, form, generator))
-            yield measured(f"prefill.{form}", partial(_prefill_attention, check, form, generator))
+        if form == "float32":
+            continue
+        for kind, measure in (("decode", _decode_attention), ("prefill", _prefill_attention)):
+            if check.takes_next():
+                yield measured(f"{kind}.{form}", partial(measure, check, form, generator))
 
 
 def _decode_attention(check: Check, form: str, generator: torch.Generator) -> Figure:
@@ -132,7 +153,8 @@ def linear(check: Check) -> Rows:
     weights["q4_k"] = random_nested_weight(*shape, 4, 32, check.device, generator)
     for name, weight in weights.items():
         for num_rows in sizes.rows:
-            yield measured(f"{name}, {num_rows} rows", partial(_product, check, weight, num_rows))
+            if check.takes_next():
+                yield measured(f"{name}, {num_rows} rows", partial(_product, check, weight, num_rows))
 
 
 def _product(check: Check, weight: PackedWeight, num_rows: int) -> Figure:

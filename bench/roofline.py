@@ -19,12 +19,22 @@ from pathlib import Path
 
 import torch
 
+from pagedd.bench.gpu_model import GivenAway, random_llama
 from pagedd.bench.recorded_launches import record
 from pagedd.bench.report import Cell, markdown, print_report
+from pagedd.engine.cuda_graphs import graph_bytes
+from pagedd.engine.errors import EngineError
+from pagedd.engine.kv.storage import size_pool
+from pagedd.engine.model.config import parse_decoder_config
+from pagedd.engine.model.decoder import Decoder
+from pagedd.engine.runner import drawn_together
+from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT
+from pagedd.kernels.kv_form import FORMS, KVForm
 
 CONTEXT_LEN = 4096
 USABLE_SHARE = 0.9  # of a card's memory; the rest is the driver's, the context's and the activations'
 BATCHES = (1, 8, 64)
+SMALL_CARD_SEATS, SMALL_CARD_CONTEXT = 4, 8192  # what docs/gpu.md sets on 8 GB
 CHUNK = 2048
 
 
@@ -173,19 +183,45 @@ def file_forms(shape: Shape) -> tuple[FileForm, ...]:
 def file_rows(shape: Shape = LLAMA_8B) -> list[dict[str, Cell]]:
     """Weights of an 8B model by file, and the tokens of cache that the rest of a card of 8 GB holds beside them.
 
-    The rest is what `--gpu-memory-utilization` 0.9 leaves of 7.5 GiB that are free, without activations and graphs.
+    As the engine sizes its pool where 7.5 GiB are free, for so few seats and so short contexts as such a card asks for.
     """
+    reserved = {form: _reserved_bytes(shape, FORMS[form]) for form in KV_BYTES_PER_NUMBER}
     rows: list[dict[str, Cell]] = []
     for form in file_forms(shape):
         layers, head = shape.layers * shape.layer_weights * form.layers / 8, shape.head_weights * form.head / 8
         weights = layers + head + shape.head_weights * 2  # the embedding in 16 bits
         row: dict[str, Cell] = {"file": form.name, "weights, GiB": round(weights / 2**30, 2)}
-        left = USABLE_SHARE * (7.5 * 2**30 - weights)
-        for kv_form, num_bytes in KV_BYTES_PER_NUMBER.items():
-            per_token = shape.layers * 2 * shape.kv_heads * shape.head_dim * num_bytes
-            row[f"tokens in {kv_form}"] = int(left / per_token) // 1000 * 1000 if left > 0 else None
+        for kv_form, reserve_bytes in reserved.items():
+            try:
+                pool = size_pool(
+                    free_bytes=int(7.5 * 2**30 - weights),
+                    share=USABLE_SHARE,
+                    reserve_bytes=reserve_bytes,
+                    bytes_per_block=shape.layers * shape.kv_heads * FORMS[kv_form].block_bytes(16, shape.head_dim),
+                    block_size=16,
+                    max_num_seqs=SMALL_CARD_SEATS,
+                    max_model_len=SMALL_CARD_CONTEXT,
+                )
+            except EngineError:
+                row[f"tokens in {kv_form}"] = None
+            else:
+                row[f"tokens in {kv_form}"] = pool.num_tokens // 100 * 100
         rows.append(row)
     return rows
+
+
+def _reserved_bytes(shape: Shape, form: KVForm) -> int:
+    """What the engine keeps for a step beside weights and cache. Of a model without numbers, which no layer changes."""
+    nowhere = torch.device("meta")
+    theirs = random_llama(nowhere, shape, torch.bfloat16, num_layers=1)
+    config = parse_decoder_config(theirs.config.to_dict())
+    decoder = Decoder(config, GivenAway(theirs), torch.bfloat16, nowhere, lambda share, what: None, gathers_kv=False)
+    seats, context = SMALL_CARD_SEATS, SMALL_CARD_CONTEXT
+    return (
+        decoder.activation_bytes(CHUNK, seats, context, form)
+        + drawn_together(seats, seats) * shape.vocab * WORKING_BYTES_PER_LOGIT
+        + graph_bytes(decoder, seats, context, shape.vocab, form, 16)
+    )
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

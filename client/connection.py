@@ -14,7 +14,7 @@ import msgspec
 from pagedd.client import protocol
 from pagedd.client.errors import PageddError
 from pagedd.client.link import Link
-from pagedd.client.protocol import Cancel, ClientMessage, DaemonMessage, Failed
+from pagedd.client.protocol import Cancel, Chat, ClientMessage, DaemonMessage, Failed, Generate
 
 _LINGER_MS = 500
 
@@ -27,6 +27,7 @@ class Connection:
         self.is_lost = False
         self._link = link
         self._inboxes: dict[str, asyncio.Queue[DaemonMessage | PageddError]] = {}
+        self._requests: set[str] = set()  # those of `_inboxes` that can be cancelled
         self._router = asyncio.create_task(self._route(), name=f"pagedd client {link.path.name}")
 
     def post(self, message: ClientMessage) -> "asyncio.Queue[DaemonMessage | PageddError]":
@@ -36,6 +37,8 @@ class Connection:
         if self.is_lost:
             inbox.put_nowait(PageddError("daemon_unreachable", f"{self.path}: the daemon closed the connection"))
         self._inboxes[message.id] = inbox
+        if isinstance(message, Generate | Chat):
+            self._requests.add(message.id)
         return inbox
 
     def tell(self, message: ClientMessage) -> None:
@@ -54,10 +57,11 @@ class Connection:
     def forget(self, id: str) -> None:
         """What still comes under this id is dropped."""
         self._inboxes.pop(id, None)
+        self._requests.discard(id)
 
     async def close(self) -> None:
         if not self.is_lost:
-            for id in self._inboxes:
+            for id in self._requests:
                 self.tell(Cancel(id=f"close {id}", target=id))
         self._router.cancel()
         with contextlib.suppress(asyncio.CancelledError):

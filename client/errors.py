@@ -71,7 +71,9 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "unsupported_model": ErrorKind(400, "The model needs something that pagedd does not implement exactly."),
     "device_unavailable": ErrorKind(503, "The device does not compute now: no driver, or the card is lost."),
     "unsupported_device": ErrorKind(
-        400, "The device can never serve here: the GPU is too old for the kernels, or torch is built without CUDA."
+        400,
+        "The device can never serve here: the GPU is too old for the kernels or too small for the model, or torch is "
+        "built without CUDA.",
     ),
     "poor_kv_quality": ErrorKind(
         500, "The quantized KV cache changes more of this model's answers than it should, and was to be refused then."

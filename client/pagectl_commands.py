@@ -151,7 +151,14 @@ def run_evict(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         evicted = client.evict_prefix(_clean(arguments.digest))
     print(f"{evicted.num_blocks} blocks are free, {evicted.num_kept} are in use and stay")
-    return 0
+    if not evicted.num_left_on_disk:
+        return 0
+    print(
+        f"{evicted.num_left_on_disk} lie in files on the disk that cannot be removed, and are back after a restart; "
+        "the daemon's log has the reason: mend it, and evict once more",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def run_events(arguments: argparse.Namespace) -> int:

@@ -368,11 +368,16 @@ class Prefixes(msgspec.Struct, tag="prefixes", kw_only=True):
 
 
 class Evicted(msgspec.Struct, tag="evicted", kw_only=True):
-    """Answer to `EvictPrefix`: so many blocks are free now; `num_kept` of the prefix are in use and stay."""
+    """Answer to `EvictPrefix`: so many blocks are free now; `num_kept` of the prefix are in use and stay.
+
+    Attributes:
+        num_left_on_disk: blocks in files that could not be removed: not served any more, but back after a restart.
+    """
 
     id: str
     num_blocks: int
     num_kept: int = 0
+    num_left_on_disk: int = 0
 
 
 class RequestText(msgspec.Struct, tag="text", kw_only=True):

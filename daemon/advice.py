@@ -3,12 +3,13 @@
 Owns the rules and their thresholds. Where the figures come from is `doctor.py`'s.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedd.client.percent import percent
 from pagedd.client.stats_frame import Advice
-from pagedd.engine.kv.quality import AGREEMENT_BARS, LARGER_FORM
+from pagedd.engine.kv.quality import LARGER_FORM, KVQuality
 
 # Rules about averages wait for so much work, and those about prompts for so many of them.
 LEAST_BUSY_S = 15.0
@@ -45,7 +46,7 @@ class Window:
         repeated_ratio: share of their tokens that an earlier prompt began with too, of whoever may share it.
         apart_ratio: the same, but only of callers who may not share it.
         top_caller_share: of the pool's tokens, asked for by the one caller who asked for most, while others were there.
-        agreement: top-1 agreement of the KV cache's form with 16 bits on this model, from the check at its load.
+        kv_quality: of the KV cache's form on this model, from the check at its load.
     """
 
     block_size: int
@@ -67,7 +68,7 @@ class Window:
     apart_ratio: float = 0.0
     top_caller: str = ""
     top_caller_share: float = 0.0
-    agreement: float | None = None
+    kv_quality: KVQuality | None = None
 
 
 def advise(window: Window) -> list[Advice]:
@@ -152,14 +153,17 @@ def steady_preemptions(window: Window) -> Advice | None:
 
 def kv_quality(window: Window) -> Advice | None:
     """The KV cache's form changes more answers of this model than it should."""
-    bar = AGREEMENT_BARS.get(window.kv_cache_dtype)
-    if bar is None or window.agreement is None or window.agreement >= bar:
+    quality = window.kv_quality
+    if quality is None or quality.is_good:
         return None
+    finding = f"{quality.form} agrees with 16 bits in {percent(quality.agreement, 1)} % of tokens, "
+    finding += f"{percent(quality.bar)} % are usual"
+    if not math.isfinite(quality.divergence_nats):
+        finding = f"over {quality.form} some of the model's predictions are no numbers"
     return Advice(
         cause="kv_quality",
-        finding=f"{window.kv_cache_dtype} agrees with 16 bits in {percent(window.agreement, 1)} % of tokens, "
-        f"{percent(bar)} % are usual",
-        change=f"--kv-cache-dtype {LARGER_FORM[window.kv_cache_dtype]}",
+        finding=finding,
+        change=f"--kv-cache-dtype {LARGER_FORM[quality.form]}",
         gain="answers as the model gives them, for more memory a token",
     )
 

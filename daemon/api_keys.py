@@ -35,6 +35,13 @@ class ApiKey:
     is_admin: bool = False
 
 
+def configured_keys(path: Path | None, names_with_quota: Iterable[str]) -> list[ApiKey]:
+    """Those of `api_key_file`. Raises `PageddError("invalid_setting")`, also for a quota of a key that is not there."""
+    keys = [] if path is None else read_api_keys(path)
+    check_names(names_with_quota, keys)
+    return keys
+
+
 def read_api_keys(path: Path) -> list[ApiKey]:
     """`KEY`, `NAME KEY` or `NAME KEY admin`, one a line; KEY is the key, or `sha256:` and its digest in hexadecimal.
 

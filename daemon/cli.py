@@ -19,6 +19,7 @@ EXIT_STATUSES = MODEL_STATUSES | {
     "already_running": os.EX_TEMPFAIL,
     "unknown_setting": os.EX_CONFIG,
     "invalid_setting": os.EX_CONFIG,
+    "poor_kv_quality": os.EX_CONFIG,
     "no_kv_memory": os.EX_OSERR,
     "out_of_memory": os.EX_OSERR,
 }
@@ -82,13 +83,17 @@ def tune(argv: list[str]) -> int:
 
 
 def check_config(argv: list[str]) -> int:
+    import asyncio
+
+    from pagedd.daemon.api_keys import configured_keys
     from pagedd.daemon.config import load_config
     from pagedd.daemon.config_check import check_startable
 
     loaded = load_config(argv, program="pagedd check-config")
     chosen: Mapping[str, object] = {}
     try:
-        chosen = check_startable(loaded.config, _report)
+        configured_keys(loaded.config.api_key_file, loaded.config.quota.key)
+        chosen = asyncio.run(check_startable(loaded.config, _report))
     finally:
         for line in loaded.explain(chosen):
             print(line)

@@ -3,9 +3,11 @@
 Owns the child process that looks (`config_check_process.py`): the engine's words need torch, which this side never has.
 """
 
-import subprocess
+import asyncio
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from pagedd.daemon.models import cache_directory, find_weights
 from pagedd.daemon.restart_policy import FALLBACK_CODES, on_the_cpu
 from pagedd.engine.config import EngineConfig
 
+_COMMAND = (sys.executable, "-P", "-m", "pagedd.daemon.config_check_process")
 _TIMEOUT_S = 120.0
 
 
@@ -36,20 +39,20 @@ class Verdict(msgspec.Struct, kw_only=True):
     notes: list[str] = []
 
 
-def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> dict[str, str | int | float]:
+async def check_startable(config: DaemonConfig, report: Callable[[str], None]) -> dict[str, str | int | float]:
     """What the engine takes where settings leave it the choice, by their names.
 
-    Fetches nothing; `report` hears what is not looked at, and what will not be used. Raises `PageddError` with what the
-    engine would refuse.
+    Fetches nothing; `report` hears what is not looked at, and what will not be used. Cancelling ends the child. Raises
+    `PageddError` with what the engine would refuse.
     """
-    weights = find_weights(config.model)
+    weights = await asyncio.to_thread(find_weights, config.model)
     engine_config = replace(config.to_engine_config(str(weights)), kv_disk_directory=str(kv_directory(config)))
     if weights is None:
         report(f"{config.model} is not fetched yet, so only the device is checked (pagedd pull fetches it)")
-    verdict = _ask(Question(config=engine_config, has_model=weights is not None))
+    verdict = await _ask(Question(config=engine_config, has_model=weights is not None))
     if verdict.code in FALLBACK_CODES and config.device_fallback == "cpu":
         report(f"{verdict.code}: {verdict.message}; in its place the CPU would serve, which is checked instead")
-        verdict = _ask(Question(config=on_the_cpu(engine_config), has_model=weights is not None))
+        verdict = await _ask(Question(config=on_the_cpu(engine_config), has_model=weights is not None))
     if verdict.code:
         raise PageddError(verdict.code, verdict.message)
     for note in verdict.notes:
@@ -62,16 +65,17 @@ def kv_directory(config: DaemonConfig) -> Path:
     return config.kv_disk_directory or cache_directory() / "kv"
 
 
-def _ask(question: Question) -> Verdict:
-    command = [sys.executable, "-P", "-m", "pagedd.daemon.config_check_process"]
+async def _ask(question: Question) -> Verdict:
+    child = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
     try:
-        child = subprocess.run(
-            command, input=msgspec.json.encode(question), stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=True
-        )
-    except subprocess.TimeoutExpired:
+        async with asyncio.timeout(_TIMEOUT_S):
+            answer, _ = await child.communicate(msgspec.json.encode(question))
+    except TimeoutError:
         raise PageddError("internal", f"the check takes over {_TIMEOUT_S:.0f} s; does the device answer?") from None
-    except subprocess.CalledProcessError as error:
-        raise PageddError(
-            "internal", f"the check ended with status {error.returncode}; its last lines on standard error say why"
-        ) from None
-    return msgspec.json.decode(child.stdout, type=Verdict)
+    finally:
+        with suppress(ProcessLookupError):
+            child.kill()  # no effect on one that has ended
+        status = await child.wait()
+    if status != 0:
+        raise PageddError("internal", f"the check ended with status {status}; its last lines on standard error say why")
+    return msgspec.json.decode(answer, type=Verdict)

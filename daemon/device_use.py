@@ -132,7 +132,7 @@ class DeviceUse:
             return
         is_ready = self._host.state is EngineState.READY and not self._is_swapping
         if not self._claims:
-            if self._is_swapping or not (is_ready or self._host.state is EngineState.ASLEEP):
+            if not is_ready and self._host.state is not EngineState.ASLEEP:
                 return
             # A load that is under way is given up, and the engine that it would have replaced is taken back.
             self._wakes_afterwards = is_ready and (self._is_loading or not self._host.is_sleeping)
@@ -176,7 +176,6 @@ class DeviceUse:
             self._is_loading = True
             candidate = await self.find_model(name, served_name)
             try:
-                self.check_not_yielded()
                 await self._come_to_rest(None)
                 self.check_not_yielded()
                 self._is_swapping = True

@@ -86,7 +86,7 @@ class Doctor:
 
     def window(self, info: EngineInfo) -> Window:
         samples = list(self._samples)
-        waiting = [sample for sample in samples if sample.stats.num_requests_waiting]
+        waiting = [sample for sample in samples if sample.stats.num_requests_wanting_room]
         used = [sample.stats for sample in samples if sample.stats.num_blocks_used]
         beside = [sample for sample in samples if sample.top_caller]
         top = Counter(sample.top_caller for sample in beside).most_common(1)
@@ -103,7 +103,7 @@ class Doctor:
             kv_cache_dtype=info.kv_cache_dtype,
             caches_prefixes=self._caches_prefixes,
             is_cpu=info.device == "cpu",
-            agreement=info.kv_quality.agreement if info.kv_quality is not None else None,
+            kv_quality=info.kv_quality,
             busy_s=float(len(samples)),
             kv_usage=_mean([sample.stats.kv_usage for sample in samples]),
             fragmentation=_mean([stats.fragmentation or 0.0 for stats in used]) if used else None,

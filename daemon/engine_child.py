@@ -94,6 +94,7 @@ class EngineChild:
 
     async def run(self, arguments: Sequence[str]) -> Ended:
         """The process's whole life. Raises `PageddError("engine_failed")` when it hangs and cannot be ended."""
+        hello_timer: asyncio.TimerHandle | None = None
         try:
             self._socket = EngineSocket(self._socket_path, self._hear)
             process = await asyncio.create_subprocess_exec(
@@ -113,10 +114,11 @@ class EngineChild:
                 self.kill()
             hello_timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT_S, self._kill_if_mute)
             hung = await self._watch_until_exit(process)
-            hello_timer.cancel()
         except OSError as error:
             return Ended(f"the engine process could not be started: {error}")
         finally:
+            if hello_timer is not None:
+                hello_timer.cancel()
             self.kill()  # no effect on one that has ended
             if self._socket is not None:
                 self._socket.close()

@@ -53,7 +53,7 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 
 log = logging.getLogger(__name__)
 
@@ -152,9 +152,9 @@ class EngineHost:
         """What `Engine.prefixes` says. Raises like `snapshot`."""
         return (await self._ask(GetPrefixes(limit), Prefixes)).tree
 
-    async def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+    async def evict_prefix(self, digest: bytes) -> Eviction | None:
         """What `Engine.evict_prefix` says. Raises like `snapshot`."""
-        return (await self._ask(EvictPrefix(digest), Evicted)).num_blocks
+        return (await self._ask(EvictPrefix(digest), Evicted)).eviction
 
     async def _ask(self, question: Question, kind: type[_Answer]) -> _Answer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

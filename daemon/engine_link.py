@@ -16,7 +16,7 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 
 # How long an engine that is told to exit may bring blocks to the disk, where there is a disk tier.
 CLOSE_LIMIT_S = 5.0
@@ -130,9 +130,9 @@ class Prefixes(msgspec.Struct, tag="prefixes"):
 
 
 class Evicted(msgspec.Struct, tag="evicted"):
-    """How many blocks became free and how many stay, being in use; None when nothing has that digest."""
+    """None when nothing has that digest."""
 
-    num_blocks: tuple[int, int] | None
+    eviction: Eviction | None
 
 
 Answer = Snapshot | Block | Prefixes | Evicted

@@ -59,7 +59,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 
 # Run with -m, this module is called __main__.
 log = logging.getLogger("pagedd.daemon.engine_process")
@@ -88,8 +88,8 @@ class EngineLike(Protocol):
     def snapshot(self) -> EngineSnapshot: ...
     def block(self, index: int) -> BlockInfo | None: ...
     def prefixes(self, limit: int) -> PrefixTree: ...
-    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None: ...
-    def after_step(self) -> None: ...
+    def evict_prefix(self, digest: bytes) -> Eviction | None: ...
+    def after_step(self) -> bool: ...
     @property
     def idle_work_due_s(self) -> float | None: ...
     def check_when_idle(self) -> bool: ...
@@ -148,14 +148,15 @@ def serve(link: Link, engine: EngineLike, pace: Pace | None = None) -> None:
     """Steps the engine while it has work, and sleeps on the socket while it has none. Returns when told to exit."""
     pace = pace or Pace()
     while obey(link, engine, pace):
+        has_saved = False
         if engine.has_work:
             pace.begin_step()
             outputs = engine.step()
             stats = engine.stats()
             pace.end_step(stats.num_scheduled_tokens)
             link.send(StepDone(outputs=outputs, stats=stats, preemptions=engine.preemptions))
-            engine.after_step()
-        if not engine.has_work and engine.check_when_idle():
+            has_saved = engine.after_step()
+        if not engine.has_work and (engine.check_when_idle() or has_saved):
             link.send(StepDone(outputs=[], stats=engine.stats()))
 
 
@@ -225,7 +226,7 @@ def _answer(question: Question, engine: EngineLike) -> Answer:
         case GetPrefixes(limit=limit):
             return Prefixes(tree=engine.prefixes(limit))
         case EvictPrefix(digest=digest):
-            return Evicted(num_blocks=engine.evict_prefix(digest))
+            return Evicted(eviction=engine.evict_prefix(digest))
 
 
 class LoadProgress:

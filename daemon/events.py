@@ -56,7 +56,7 @@ class EventLog:
         self._seq = 0
         self._evictions_seen = 0
         self._burst: _Burst | None = None
-        self._last_refusal: tuple[str, str | None, float] = ("", None, -math.inf)
+        self._refused_s: dict[tuple[str, str | None], float] = {}  # when each was last told
         self._engine_state: EngineState | None = None
 
     def add(self, kind: str, reason: str, request_id: str = "") -> None:
@@ -71,9 +71,8 @@ class EventLog:
         known = ERROR_KINDS.get(code)
         meaning = message if code in _TELLING or known is None else known.meaning
         reason, now_s = f"{code} ({field}): {meaning}" if field else f"{code}: {meaning}", self._clock()
-        last_code, last_field, last_s = self._last_refusal
-        if (code, field) != (last_code, last_field) or not 0 <= now_s - last_s < _REPEAT_S:
-            self._last_refusal = (code, field, now_s)
+        if not 0 <= now_s - self._refused_s.get((code, field), -math.inf) < _REPEAT_S:
+            self._refused_s[code, field] = now_s
             self.add("refusal", reason, request_id)
 
     def preempted(self, preemptions: list[Preemption]) -> None:

@@ -19,7 +19,7 @@ from pagedd.client.endpoints import Endpoints
 from pagedd.client.errors import ERROR_KINDS, PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.activation import Inherited
-from pagedd.daemon.api_keys import ApiKey, check_names, find_key, read_api_keys
+from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
@@ -111,11 +111,7 @@ class HttpApi:
             log.error("the API keys stay as they are: %s", error)
 
     def _read_keys(self) -> list[ApiKey]:
-        if self._config.api_key_file is None:
-            return []
-        keys = read_api_keys(self._config.api_key_file)
-        check_names(self._config.quota.key, keys)
-        return keys
+        return configured_keys(self._config.api_key_file, self._config.quota.key)
 
     async def close(self) -> None:
         """Stops listening, gives the answers under way a moment to leave, and removes the socket."""
@@ -278,7 +274,9 @@ class _Handlers:
         return _json(StatusAnswer("ready"))
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        metrics = self._service.metrics
+        machine = await asyncio.to_thread(metrics.render_machine)
+        return web.Response(body=metrics.render() + machine, headers={"Content-Type": CONTENT_TYPE})
 
     async def openapi(self, request: web.Request) -> web.Response:
         return _json(openapi_document())

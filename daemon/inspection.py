@@ -78,14 +78,20 @@ class Inspection:
             raise PageddError(
                 "invalid_value", "digest is not hexadecimal; take one of `prefixes`", field="digest"
             ) from None
-        counts = await self._service.host.evict_prefix(digest)
-        if counts is None:
+        eviction = await self._service.host.evict_prefix(digest)
+        if eviction is None:
             raise PageddError(
                 "prefix_not_found", "no cached prefix has that digest; it may just have gone", field="digest"
             )
-        num_freed, num_kept = counts
-        self._service.events.add("eviction", f"{num_freed} blocks of a prefix were freed by {admin.name}")
-        return Evicted(id=order.id, num_blocks=num_freed, num_kept=num_kept)
+        left = f", {eviction.num_left_on_disk} stay on the disk" if eviction.num_left_on_disk else ""
+        reason = f"{eviction.num_freed} blocks of a prefix were freed by {admin.name}{left}"
+        self._service.events.add("eviction", reason)
+        return Evicted(
+            id=order.id,
+            num_blocks=eviction.num_freed,
+            num_kept=eviction.num_kept,
+            num_left_on_disk=eviction.num_left_on_disk,
+        )
 
     async def _block(self, question: GetBlock, caller: Caller) -> BlockDetail:
         _INDEX.check(question.index)

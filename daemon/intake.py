@@ -108,8 +108,8 @@ class Intake:
         except Exception:
             request_id = entries[0].request.request_id
             log.exception("a request could not be admitted", extra={"request_id": request_id})
-            error = PageddError("internal", f"the log has the trace under request {request_id}")
-            self.refuse(_still_outside(entries), error)
+            text = f"the log has the trace under request {request_id}"
+            self.refuse(_still_outside(entries), PageddError("internal", text))
 
     async def _admit(self, entries: list[LiveEntry], model: ServedModel, is_held: bool) -> None:
         """Validates and tokenizes all, then submits all: a bad prompt among many leaves nothing behind.
@@ -175,7 +175,7 @@ class Intake:
             entry.request.request_id,
             token_ids,
             info,
-            quota_tokens=self._metering.most_tokens(entry.meter, info),
+            quota_tokens=self._metering.most_tokens(entry.meter, entry.message.sampling.n, info),
             eos_token_ids=model.prepared.eos_token_ids,
             cache_extras=extras,
         )

@@ -72,7 +72,7 @@ class Metering:
         """
         account, pool_tokens = asked[0][0].account, _pool_tokens(info)
         allowance = account.allowance
-        most = allowance.most_tokens(pool_tokens) or pool_tokens
+        most = allowance.most_tokens(pool_tokens, info.block_size) or pool_tokens
         bounds = [token_bounds(message, max_token_bytes, most) for _, message in asked]
         holds = [
             (meter.hold, message.sampling.n, least) for (meter, message), (least, _) in zip(asked, bounds, strict=True)
@@ -80,11 +80,11 @@ class Metering:
         with _counting_refusals(account):
             for _, message in asked:
                 allowance.check_priority(message.priority)
-            allowance.hold(holds, pool_tokens, most_tokens=sum(most for _, most in bounds))
+            allowance.hold(holds, pool_tokens, info.block_size, most_tokens=sum(most for _, most in bounds))
 
-    def most_tokens(self, meter: Meter, info: EngineInfo) -> int | None:
+    def most_tokens(self, meter: Meter, num_choices: int, info: EngineInfo) -> int | None:
         """The most tokens, prompt and output of all choices, that the caller's quota ever lets one request have."""
-        return meter.account.allowance.most_tokens(_pool_tokens(info))
+        return meter.account.allowance.most_tokens(_pool_tokens(info), info.block_size, num_choices)
 
     def admit(self, asked: Sequence[tuple[Meter, Request]], info: EngineInfo) -> list[Request]:
         """Holds what each prompt of one request may need, all or none, and gives each its turn.
@@ -96,7 +96,7 @@ class Metering:
         account = asked[0][0].account
         needs = [(meter.hold, request.params.n, _most_tokens_of(request)) for meter, request in asked]
         with _counting_refusals(account):
-            account.allowance.hold(needs, _pool_tokens(info))
+            account.allowance.hold(needs, _pool_tokens(info), info.block_size)
         account.num_requests += len(asked)
         admitted = []
         for meter, request in asked:

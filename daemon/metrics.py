@@ -48,6 +48,10 @@ _ENGINE_COUNTERS = {
 _ENGINE_GAUGES: dict[str, tuple[str, Callable[[EngineStats], float | None]]] = {
     "vllm:num_requests_running": ("Sequences that have a seat.", lambda stats: stats.num_requests_running),
     "vllm:num_requests_waiting": ("Sequences that wait for a seat.", lambda stats: stats.num_requests_waiting),
+    "pagedd:num_requests_awaiting_prefix": (
+        "Of those, sequences that wait for a prefix which another one is computing.",
+        lambda stats: stats.num_requests_awaiting_prefix,
+    ),
     "vllm:kv_cache_usage_perc": ("Used KV blocks over all, 0 to 1.", lambda stats: stats.kv_usage),
     "pagedd:num_blocks_used": ("KV blocks that a live sequence names.", lambda stats: stats.num_blocks_used),
     "pagedd:kv_slot_fill_ratio": ("Live tokens over the slots of used blocks.", lambda stats: stats.slot_fill),
@@ -106,10 +110,16 @@ class RequestTimes:
 
 
 class Metrics:
-    """Counts what the service sees. One for each daemon; tests make their own."""
+    """Counts what the service sees. One for each daemon; tests make their own.
+
+    Attributes:
+        registry: what the event loop knows.
+        machine_registry: what drivers have to be asked for.
+    """
 
     def __init__(self, engine: "EngineCollector") -> None:
         self.registry = CollectorRegistry()
+        self.machine_registry = CollectorRegistry()
         self.registry.register(engine)
         self._engine = engine
         self._steps_seen = 0
@@ -134,6 +144,10 @@ class Metrics:
     def render(self) -> bytes:
         """The text that Prometheus reads; its type is `CONTENT_TYPE`."""
         return prometheus_client.generate_latest(self.registry)
+
+    def render_machine(self) -> bytes:
+        """More of that text; for a thread, because a driver may take its time."""
+        return prometheus_client.generate_latest(self.machine_registry)
 
     def recent_latencies(self) -> dict[str, float | None]:
         """Percentiles of the last minute, in s, for the stats frames; None when nothing was observed."""

@@ -45,10 +45,10 @@ async def find_model(
     folder = await resolve_in_child(name, report)
     prepared = load_prepared(folder)
     if check:
-        await asyncio.to_thread(check_startable, config, report)
+        await check_startable(config, report)
     log.info("loading %s from %s", prepared.name, prepared.weights)
     engine = replace(config.to_engine_config(prepared.weights), kv_disk_directory=str(kv_directory(config)))
-    if (freest := await asyncio.to_thread(freest_device, config.device, load_nvml())) is not None:
+    if (freest := await asyncio.to_thread(lambda: freest_device(config.device, load_nvml()))) is not None:
         engine = replace(engine, device=freest)
     text_side = await asyncio.to_thread(ServedModel, folder, served_name)
     sample = text_side.tokenizer.encode(sample_text())

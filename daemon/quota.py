@@ -46,11 +46,13 @@ class Hold:
     """What one live request holds of its caller's quota. Mutated only by `Allowance`.
 
     Attributes:
+        num_kv_tokens: what its tokens take of the pool, in whole blocks.
         num_taken: of its tokens, those that came out of `bucket` and go back there if they are not used.
     """
 
     num_choices: int = 0
     num_tokens: int = 0
+    num_kv_tokens: int = 0
     bucket: TokenBucket | None = None
     num_taken: int = 0
 
@@ -66,6 +68,7 @@ class Allowance:
         self.limits = limits
         self.num_choices = 0
         self.num_tokens = 0
+        self.num_kv_tokens = 0  # whole blocks of them
         self._clock = clock
         self._last_bucket: TokenBucket | None = None  # fills up also while there is no limit a minute
         self.replace(limits)
@@ -92,12 +95,22 @@ class Allowance:
             share_left = 1.0 if last is None else last.level / last.capacity
             self._last_bucket = TokenBucket(per_minute, self._clock, share_left)
 
-    def most_tokens(self, pool_tokens: int) -> int | None:
-        """The most that one request may ever need, prompt and output; None is no limit but the pool's own."""
+    def most_tokens(self, pool_tokens: int, block_size: int, num_choices: int = 1) -> int | None:
+        """The most that one request may ever need, prompt and all output; None is no limit but the pool's own."""
         kv_tokens = self._kv_tokens(pool_tokens)
+        if kv_tokens is not None:
+            each_choice = block_size * num_choices
+            kv_tokens = kv_tokens // each_choice * each_choice
         return min((limit for limit in (self.limits.tokens_per_minute, kv_tokens) if limit is not None), default=None)
 
-    def hold(self, asked: Sequence[tuple[Hold, int, int]], pool_tokens: int, *, most_tokens: int | None = None) -> None:
+    def hold(
+        self,
+        asked: Sequence[tuple[Hold, int, int]],
+        pool_tokens: int,
+        block_size: int,
+        *,
+        most_tokens: int | None = None,
+    ) -> None:
         """Lets each hold have its (choices, tokens), all or none; those that it has count towards them.
 
         `most_tokens` is what they may turn out to be when they are counted, so that nobody comes again too early.
@@ -105,15 +118,19 @@ class Allowance:
         """
         num_choices = sum(choices for _, choices, _ in asked)
         num_tokens = sum(tokens for _, _, tokens in asked)
-        self._refuse_impossible(num_choices, num_tokens, pool_tokens, most_tokens)
+        kv_tokens = [_in_whole_blocks(choices, tokens, block_size) for _, choices, tokens in asked]
+        self._refuse_impossible(num_choices, num_tokens, sum(kv_tokens), pool_tokens, most_tokens)
         new_choices = num_choices - sum(hold.num_choices for hold, _, _ in asked)
         new_tokens = num_tokens - sum(hold.num_tokens for hold, _, _ in asked)
-        self._refuse_excess(new_choices, new_tokens, num_tokens, pool_tokens, most_tokens)
-        for hold, choices, tokens in asked:
+        new_kv_tokens = sum(kv_tokens) - sum(hold.num_kv_tokens for hold, _, _ in asked)
+        self._refuse_excess_in_flight(new_choices, new_kv_tokens, sum(kv_tokens), pool_tokens)
+        self._refuse_excess_in_a_minute(new_tokens, num_tokens, most_tokens)
+        for (hold, choices, tokens), in_blocks in zip(asked, kv_tokens, strict=True):
             self._take(hold, tokens - hold.num_tokens)
-            hold.num_choices, hold.num_tokens = choices, tokens
+            hold.num_choices, hold.num_tokens, hold.num_kv_tokens = choices, tokens, in_blocks
         self.num_choices += new_choices
         self.num_tokens += new_tokens
+        self.num_kv_tokens += new_kv_tokens
 
     def release(self, hold: Hold, num_used_tokens: int) -> None:
         """The request ended. What it did not use may be used by others; nothing happens the second time."""
@@ -121,7 +138,8 @@ class Allowance:
             self._take(hold, min(0, num_used_tokens - hold.num_tokens))
             self.num_choices -= hold.num_choices
             self.num_tokens -= hold.num_tokens
-            hold.num_choices = hold.num_tokens = 0
+            self.num_kv_tokens -= hold.num_kv_tokens
+            hold.num_choices = hold.num_tokens = hold.num_kv_tokens = 0
 
     def check_priority(self, priority: int) -> None:
         """Raises `PageddError("exceeds_quota")`."""
@@ -142,27 +160,37 @@ class Allowance:
     def _kv_tokens(self, pool_tokens: int) -> int | None:
         return None if self.limits.kv_share is None else int(self.limits.kv_share * pool_tokens)
 
-    def _refuse_impossible(self, num_choices: int, num_tokens: int, pool_tokens: int, most_tokens: int | None) -> None:
+    def _refuse_impossible(
+        self, num_choices: int, num_tokens: int, num_kv_tokens: int, pool_tokens: int, most_tokens: int | None
+    ) -> None:
         for name, limit, needed, what in (
             ("requests", self.limits.max_requests, num_choices, "requests in flight, choices counted; send fewer"),
             ("tokens", self.limits.tokens_per_minute, num_tokens, "tokens a minute; shorten it, or lower max_tokens"),
-            ("kv", self._kv_tokens(pool_tokens), num_tokens, "tokens of the KV pool; shorten it, or lower max_tokens"),
+            (
+                "kv",
+                self._kv_tokens(pool_tokens),
+                num_kv_tokens,
+                "tokens of the KV pool; shorten it, or lower max_tokens",
+            ),
         ):
             if limit is not None and needed > limit:
                 at_least = "at least " if most_tokens is not None and name != "requests" else ""
                 message = f"the request needs {at_least}{needed}, its caller may have {limit} {what}"
                 raise QuotaRefusal("exceeds_quota", message, limit=name)
 
-    def _refuse_excess(
-        self, new_choices: int, new_tokens: int, num_tokens: int, pool_tokens: int, most_tokens: int | None
+    def _refuse_excess_in_flight(
+        self, new_choices: int, new_kv_tokens: int, num_kv_tokens: int, pool_tokens: int
     ) -> None:
-        most, kv_tokens, bucket = self.limits.max_requests, self._kv_tokens(pool_tokens), self._bucket
+        most, kv_tokens = self.limits.max_requests, self._kv_tokens(pool_tokens)
         if most is not None and 0 < new_choices > most - self.num_choices:
             raise _over("requests", f"{self.num_choices} in flight and {new_choices} came, limit {most}", _BUSY_RETRY_S)
-        if kv_tokens is not None and 0 < new_tokens > kv_tokens - self.num_tokens:
-            others = self.num_tokens - (num_tokens - new_tokens)
-            what = f"{others} tokens in flight and {num_tokens} came, limit {kv_tokens} of the KV pool"
+        if kv_tokens is not None and 0 < new_kv_tokens > kv_tokens - self.num_kv_tokens:
+            others = self.num_kv_tokens - (num_kv_tokens - new_kv_tokens)
+            what = f"{others} tokens in flight and {num_kv_tokens} came, limit {kv_tokens} of the KV pool"
             raise _over("kv", what, _BUSY_RETRY_S)
+
+    def _refuse_excess_in_a_minute(self, new_tokens: int, num_tokens: int, most_tokens: int | None) -> None:
+        bucket = self._bucket
         if bucket is not None and 0 < new_tokens > bucket.level:
             left = math.floor(bucket.level) + num_tokens - new_tokens
             at_least = "" if most_tokens is None else "at least "
@@ -176,6 +204,12 @@ class QuotaRefusal(PageddError):
     def __init__(self, code: str, message: str, *, limit: str, retry_after_s: float | None = None) -> None:
         super().__init__(code, message, retry_after_s=retry_after_s)
         self.limit = limit
+
+
+def _in_whole_blocks(num_choices: int, num_tokens: int, block_size: int) -> int:
+    """What the pool hands out for so many tokens, when each choice has its part of them."""
+    each_choice = block_size * max(1, num_choices)
+    return -(-num_tokens // each_choice) * each_choice
 
 
 def _over(limit: str, what: str, retry_after_s: float) -> QuotaRefusal:

@@ -30,6 +30,7 @@ _PERMANENT_CODES = frozenset(
         "unsupported_device",
         "model_unavailable",
         "checksum_mismatch",
+        "poor_kv_quality",
     }
 )
 _FIRST_DELAY_S = 0.25

@@ -35,20 +35,21 @@ class Rivals:
     """Looks when it is asked, in any one thread.
 
     Args:
-        nvml: None where there is none; then only programs count.
+        load_nvml: called at the first look; what it gives is None where there is none, and then only programs count.
         programs, clock: replaceable for tests; the clock in s.
     """
 
     def __init__(
         self,
         config: DaemonConfig,
-        nvml: Nvml | None,
+        load_nvml: Callable[[], Nvml | None],
         programs: Callable[[], Iterable[str]] = running_programs,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = {os.path.basename(name).lower() for name in config.yield_to}
         self._floor_bytes = None if config.yield_below_gib is None else config.yield_below_gib * _GIB
-        self._nvml = nvml
+        self._load_nvml = load_nvml
+        self._nvml: Nvml | None = None
         self._programs = programs
         self._clock = clock
         self._card: GpuMeter | None = None
@@ -66,7 +67,7 @@ class Rivals:
 
         `info` is the engine's, None while there is none; `state` is where it is in its life.
         """
-        if info is not None:
+        if info is not None and self._floor_bytes is not None:
             self._know(info)
         claim, now_s = self._program() or self._memory(state), self._clock()
         if claim is not None:
@@ -80,6 +81,7 @@ class Rivals:
         if index is None:
             self._card = None
         elif self._card is None or self._card.index != index:
+            self._nvml = self._nvml or self._load_nvml()
             self._card = GpuMeter(self._nvml, index)
         self._engine_bytes = info.model_bytes + info.num_blocks * info.block_size * info.kv_bytes_per_token
 

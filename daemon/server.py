@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -97,7 +97,7 @@ class Daemon:
         self._service.read_machine = self._read_machine
         self._service.device.find_model = self._find_model
         registry = self._service.metrics.registry
-        registry.register(TelemetryCollector(lambda: self._read_machine().figures))
+        self._service.metrics.machine_registry.register(TelemetryCollector(lambda: self._read_machine().figures))
         registry.register(MeteringCollector(self._service.metering))
         registry.register(AdviceCollector(lambda: self._service.doctor.advice(self._host.info)))
         self._http = HttpApi(self._service, config, endpoints, inherited)
@@ -131,7 +131,7 @@ class Daemon:
             await self._shut_down()
             watchdog.cancel()
 
-    async def _load_and_watch(self) -> NoReturn:
+    async def _load_and_watch(self) -> None:
         try:
             for api in self._apis:
                 await api.start()
@@ -143,30 +143,36 @@ class Daemon:
             log.info("listening on %s, port %d, with API keys", self._config.http_host, self._config.http_port)
         systemd.notify(f"STATUS={self._host.describe()}")
 
-        teller = asyncio.create_task(self._tell_systemd_while_loading())
-        meter = asyncio.create_task(self._meter())
-        sleeper = asyncio.create_task(self._sleep_when_idle())
-        yielder = asyncio.create_task(self._yield_to_rivals())
-        pacer = asyncio.create_task(self._keep_pace())
-        logind = asyncio.create_task(Logind(self._suspend, self._resume).watch())
-        try:
-            await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
-            # While the engine process imports its libraries.
-            first = await find_model(
-                self._config, self._config.model, self._config.served_model_name, self._report, check=False
+        tasks = [
+            asyncio.create_task(work, name=name)
+            for name, work in (
+                ("the engine's life", self._load_and_announce()),
+                ("telling systemd", self._tell_systemd_while_loading()),
+                ("metering", self._meter()),
+                ("sleep when idle", self._sleep_when_idle()),
+                ("yielding to others", self._yield_to_rivals()),
+                ("the pace", self._keep_pace()),
+                ("logind", Logind(self._suspend, self._resume).watch()),
             )
-            self._service.serve(first.text_side)
-            self._host.load(first.engine)
-            while True:
-                self._announce()
-                await self._host.wait_changed()
+        ]
+        try:
+            await wait_for_fault(tasks)
         finally:
-            teller.cancel()
-            meter.cancel()
-            sleeper.cancel()
-            yielder.cancel()
-            logind.cancel()
-            pacer.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _load_and_announce(self) -> NoReturn:
+        await self._host.start(log_level=self._config.log_level, log_format=self._config.log_format)
+        # While the engine process imports its libraries.
+        first = await find_model(
+            self._config, self._config.model, self._config.served_model_name, self._report, check=False
+        )
+        self._service.serve(first.text_side)
+        self._host.load(first.engine)
+        while True:
+            self._announce()
+            await self._host.wait_changed()
 
     async def _find_model(self, name: str, served_name: str | None) -> Candidate:
         """Another model, while one is served."""
@@ -200,12 +206,10 @@ class Daemon:
             return
         while True:
             await asyncio.sleep(min(_METER_INTERVAL_S, limit_s))
-            if self._service.idle_s >= limit_s:
-                log.info("no request for %g s", limit_s)
-                await self._service.device.sleep()
+            await self._service.sleep_if_idle(limit_s)
 
     async def _yield_to_rivals(self) -> None:
-        rivals = Rivals(self._config, load_nvml())
+        rivals = Rivals(self._config, load_nvml)
         while rivals.are_awaited:
             # In a thread, because drivers and a look at all processes take their time.
             claim = await asyncio.to_thread(rivals.claim, self._host.info, self._host.state)
@@ -309,6 +313,21 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+async def wait_for_fault(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raises what ends one of them by an exception: `PageddError`, also for a fault, which is logged with its trace.
+
+    A task that returns has nothing more to do; when all have, so does this.
+    """
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        if (error := task.exception()) is None:
+            continue
+        if isinstance(error, PageddError):
+            raise error
+        log.critical("fault in a task of the daemon, which ends: %s", task.get_name(), exc_info=error)
+        raise PageddError("internal", f"{task.get_name()} broke; the log has the trace") from error
 
 
 async def _feed_watchdog() -> None:

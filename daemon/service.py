@@ -131,6 +131,16 @@ class Service:
             return 0.0
         return time.monotonic() - max(self._ready_since_s, self._live.idle_since_s)
 
+    async def sleep_if_idle(self, limit_s: float) -> None:
+        """Gives the device back when no request has come for so long, unless a model is being loaded just now."""
+        if self.idle_s < limit_s:
+            return
+        log.info("no request for %g s", limit_s)
+        try:
+            await self.device.sleep()
+        except PageddError as error:
+            log.info("the engine is not put to sleep: %s", error)
+
     # Requests
 
     def start(self, messages: Sequence[Generate | Chat], caller: Caller, send: Sink) -> list[str]:

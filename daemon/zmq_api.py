@@ -132,8 +132,10 @@ class _Door:
         return self._router.connections
 
     async def close(self) -> None:
-        for task in self._questions:
+        questions = list(self._questions)
+        for task in questions:
             task.cancel()
+        await asyncio.gather(*questions, return_exceptions=True)
         await self._router.close(_LINGER_S)
 
     def _handle(self, peer: Peer, caller: Caller, message: ClientMessage) -> None:
@@ -185,9 +187,18 @@ class _Door:
         try:
             self._send(peer, await answer)
         except PageddError as error:
-            # Counted, but no event: a viewer that asks again and again would fill the log that it shows.
-            self._service.metrics.failed(error.code)
-            self._refuse(peer, message_id, error)
+            self._cannot_answer(peer, message_id, error)
+        except asyncio.CancelledError:
+            self._cannot_answer(peer, message_id, PageddError("shutting_down", "the daemon is stopping"))
+            raise
+        except Exception:
+            log.exception("a question could not be answered")
+            self._cannot_answer(peer, message_id, PageddError("internal", "the answer broke; the log has the trace"))
+
+    def _cannot_answer(self, peer: Peer, message_id: str, error: PageddError) -> None:
+        """Counted, but no event: a viewer that asks again and again would fill the log that it shows."""
+        self._service.metrics.failed(error.code)
+        self._refuse(peer, message_id, error)
 
     def _on_gone(self, peer: Peer) -> None:
         for request_id in list(peer.live.values()):

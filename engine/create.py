@@ -129,7 +129,9 @@ def create_runner(
     num_guesses = 0 if runs_ahead else config.num_speculative_tokens
     max_logits_rows = min(budget, config.max_num_seqs * (1 + num_guesses))
     reserve_bytes = model.activation_bytes(budget, max_logits_rows, max_model_len, kv_form)
-    reserve_bytes += drawn_together(max_logits_rows) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
+    reserve_bytes += (
+        drawn_together(max_logits_rows, config.max_num_seqs) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
+    )
     uses_graphs = backend.can_be_captured and model.can_be_captured and not config.enforce_eager
     if uses_graphs:
         reserve_bytes += graph_bytes(
@@ -170,7 +172,7 @@ def create_runner(
     num_blocks = pool.num_blocks + uses_graphs  # one that belongs to nobody
     storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device, num_pages=num_pages)
 
-    runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead)
+    runner = ModelRunner(model, storage, Sampler(), device, runs_ahead=runs_ahead, max_num_seqs=config.max_num_seqs)
     if backend.compiles_at_first_launch:
         progress(0.9, "compiling kernels")
         launch_everything(runner, budget, max_logits_rows, max_model_len, config.block_size)

@@ -20,7 +20,7 @@ from pagedd.engine.picture import block_info, sequence_snapshot, shown
 from pagedd.engine.request import Preemption, Request, SequenceOutput
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.sequence import SequenceState
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 from pagedd.engine.step import LaunchedStep, Runner, Sampled, ScheduledSequence, Step
 
 log = logging.getLogger(__name__)
@@ -110,6 +110,7 @@ class Engine:
             num_live_tokens=blocks.num_live_tokens(scheduler.running),
             num_requests_running=scheduler.num_running,
             num_requests_waiting=scheduler.num_waiting,
+            num_requests_awaiting_prefix=scheduler.num_awaiting_prefix,
             oldest_wait_s=scheduler.oldest_wait_s,
             num_scheduled_tokens=scheduler.num_scheduled_tokens,
             token_budget=scheduler.budget.chunk_tokens,
@@ -155,10 +156,10 @@ class Engine:
         """At most `limit` runs of the prefix index; see `kv/prefix_tree.py`."""
         return prefix_tree(self._scheduler.blocks.prefix_cache, self._scheduler.blocks.pool, limit)
 
-    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+    def evict_prefix(self, digest: bytes) -> Eviction | None:
         """Frees the idle blocks of the prefix that has the block of `digest`, from there on.
 
-        Returns how many became free, and how many stay because they are in use; None when nothing has that digest.
+        None when nothing has that digest.
         """
         if self._disk_writer is not None:
             self._disk_writer.note_change()
@@ -168,12 +169,16 @@ class Engine:
         """Raises `IntegrityError` when the bookkeeping of blocks contradicts itself."""
         self._scheduler.check_integrity()
 
-    def after_step(self) -> None:
-        """To be called when what `step` returned is on its way to who waits for it: saves blocks to host memory."""
+    def after_step(self) -> bool:
+        """To be called when what `step` returned is on its way to who waits for it: saves blocks to host memory.
+
+        True when figures have changed.
+        """
         if copies := self._scheduler.blocks.saves_between_steps():
             self._runner.save_blocks(copies)
         if self._disk_writer is not None:
             self._disk_writer.note_change()
+        return bool(copies)
 
     @property
     def idle_work_due_s(self) -> float | None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.kernels.errors import UnfitError
 
-# Of a CPU's allocator, of CUDA, of cuBLAS.
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+# Of a CPU's allocator, of CUDA, of cuBLAS, which says the last of a handle that finds no memory for its workspace.
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
 
 
 def is_out_of_memory(error: Exception) -> bool:

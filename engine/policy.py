@@ -9,7 +9,7 @@ be served before it.
 """
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from pagedd.engine.sequence import Sequence
 
@@ -29,7 +29,10 @@ def urgency(sequence: Sequence) -> Urgency:
 
 
 class WaitingQueue:
-    """Sequences without a seat, most urgent first. O(log n) to enter and leave, O(1) to remove from the middle."""
+    """Sequences without a seat, most urgent first. O(log n) to enter and leave, O(1) to remove from the middle.
+
+    Entries of those that left or became more or less urgent go once they outnumber the others.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
@@ -48,6 +51,9 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         self._waiting[sequence.order] = sequence
         heappush(self._heap, (sequence.due_s, sequence.order, sequence))
+        if len(self._heap) > 2 * len(self._waiting):
+            self._heap = [(waiting.due_s, waiting.order, waiting) for waiting in self]
+            heapify(self._heap)
 
     def peek(self) -> Sequence | None:
         """The most urgent one, which stays in the queue; `None` when it is empty."""

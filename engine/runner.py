@@ -26,9 +26,9 @@ from pagedd.engine.staging import to_device
 from pagedd.engine.step import LaunchedStep, Runner, Sampled, ScheduledSequence, Step
 from pagedd.engine.threads import threads_for
 
-# As many tokens are drawn at a time as a step has rows of logits, but no fewer than the first, so that forks, which
-# share a row, are quick, and no more than the second: more save nothing, and each takes 80 bytes a token of the
-# vocabulary. However many choices begin in one step, the memory is bounded.
+# As many tokens are drawn at a time as a step has rows of logits, but no fewer than the first, or than there are seats,
+# so that forks, which share a row, are quick, and no more than the second: more save nothing, and each takes 80 bytes a
+# token of the vocabulary. However many choices begin in one step, the memory is bounded.
 MIN_DRAWN_TOGETHER, MAX_DRAWN_TOGETHER = 32, 64
 
 
@@ -48,6 +48,7 @@ class ModelRunner(Runner):
         device: torch.device,
         *,
         runs_ahead: bool = False,
+        max_num_seqs: int = MAX_DRAWN_TOGETHER,
     ) -> None:
         super().__init__()
         self.runs_ahead = runs_ahead
@@ -60,6 +61,7 @@ class ModelRunner(Runner):
         self._storage = storage
         self._sampler = sampler
         self._device = device
+        self._max_num_seqs = max_num_seqs
         self.seconds = {"prepare": 0.0, "forward": 0.0, "sample": 0.0}
 
     @property
@@ -143,7 +145,7 @@ class ModelRunner(Runner):
             sequences += [item.sequence] * num_guesses + item.samplers
             num_ahead += [*range(num_guesses), *[num_guesses] * len(item.samplers)]
             next_row += num_guesses + 1
-        size = drawn_together(next_row)
+        size = drawn_together(next_row, self._max_num_seqs)
         are_shared = len(rows) > next_row
         (drawn_rows,) = to_device([np.array(rows, dtype=np.int64)], self._device) if are_shared else (None,)
         draws: list[Draw] = []
@@ -198,6 +200,6 @@ def _fill_in_pending(token_ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tens
     return torch.where(token_ids < 0, drawn[(-1 - token_ids).clamp_(min=0, max=len(drawn) - 1)], token_ids)
 
 
-def drawn_together(num_rows: int) -> int:
-    """How many tokens are drawn at a time from a step's `num_rows` rows of logits."""
-    return min(max(num_rows, MIN_DRAWN_TOGETHER), MAX_DRAWN_TOGETHER)
+def drawn_together(num_rows: int, max_num_seqs: int) -> int:
+    """How many tokens are drawn at a time from a step's `num_rows` rows of logits, where there are so many seats."""
+    return min(max(num_rows, min(MIN_DRAWN_TOGETHER, max_num_seqs)), MAX_DRAWN_TOGETHER)

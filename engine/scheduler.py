@@ -141,6 +141,10 @@ class Scheduler:
         return self._seats.num_waiting
 
     @property
+    def num_awaiting_prefix(self) -> int:
+        return self._seats.num_awaiting_prefix
+
+    @property
     def oldest_wait_s(self) -> float:
         """Seconds that the longest-waiting, never started sequence has waited; 0 when none waits."""
         choices = ((choice, group) for group in self._groups.values() for choice in group.live.values())

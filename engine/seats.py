@@ -60,6 +60,11 @@ class Seats:
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._awaiting)
 
+    @property
+    def num_awaiting_prefix(self) -> int:
+        """Of those that wait: no seat or block would help them now."""
+        return len(self._awaiting)
+
     def enqueue(self, sequence: Sequence) -> None:
         """Waits for a seat from now on."""
         self._waiting.push(sequence)

@@ -11,11 +11,14 @@
 * **Tiers**: what stands behind the pool, `host` (memory) and `disk`. A block that is looked up and found there is a
   *hit*; one that is then copied into the pool, instead of computed, is a *promotion*, and its tokens count as cached.
 * **Batch occupancy** = running / `max_num_seqs` (seats), and scheduled tokens / token budget of the last step.
+* **Awaiting a prefix** = of those that wait, the sequences whose prefix another one is computing: seats and
+  blocks would not help them.
 * **Token budget** = tokens that a step may compute now: `max_num_batched_tokens`, and fewer for a while after the
   device's memory ran out in one.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +63,7 @@ class EngineStats:
     num_live_tokens: int = 0
     num_requests_running: int = 0
     num_requests_waiting: int = 0
+    num_requests_awaiting_prefix: int = 0
     oldest_wait_s: float = 0.0
     num_scheduled_tokens: int = 0
     token_budget: int = 0
@@ -76,6 +80,11 @@ class EngineStats:
     integrity_alarms_total: int = 0
     step_seconds: dict[str, float] = field(default_factory=dict)
     kv_tiers: dict[str, TierStats] = field(default_factory=dict)
+
+    @property
+    def num_requests_wanting_room(self) -> int:
+        """Those that wait for a seat, blocks or their turn."""
+        return self.num_requests_waiting - self.num_requests_awaiting_prefix
 
     @property
     def kv_usage(self) -> float:
@@ -161,3 +170,13 @@ class BlockInfo:
     extras: tuple[tuple[str, str], ...]
     num_hits: int
     last_use_s: float | None
+
+
+class Eviction(NamedTuple):
+    """What became of an evicted prefix: blocks that are free now, those that stay since live sequences use them, and
+    those in files that the disk would not remove, which the next start finds again.
+    """
+
+    num_freed: int
+    num_kept: int
+    num_left_on_disk: int = 0

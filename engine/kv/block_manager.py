@@ -15,6 +15,7 @@ from pagedd.engine.kv.prefix_cache import CachedBlock, Hasher, PrefixCache, blak
 from pagedd.engine.kv.stored_block import BlockCopy, next_block
 from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.sequence import Sequence
+from pagedd.engine.stats import Eviction
 
 
 class BlockManager:
@@ -146,6 +147,8 @@ class BlockManager:
             )
             if displaced is not None:
                 self.pool.discard(displaced)
+            if (i + 1) * size <= (sequence.num_cached_tokens or 0) and not sequence.num_preemptions:
+                self.prefix_cache.note_hit([entry])  # it began with what a tier had
             sequence.last_indexed = entry
             sequence.num_indexed_blocks = i + 1
 
@@ -247,11 +250,10 @@ class BlockManager:
             fills[block_id] = min(filled, 255)
         return bytes(fills)
 
-    def evict(self, digest: bytes) -> tuple[int, int] | None:
+    def evict(self, digest: bytes) -> Eviction | None:
         """Frees the idle blocks of the prefix that ends in the block of `digest`, and of all that continues it.
 
-        Tiers forget them too. Returns how many blocks became free, and how many stay because a live sequence uses them;
-        None when neither the index nor a tier has that digest.
+        Tiers forget them too. None when neither the index nor a tier has that digest.
         """
         key: bytes | None = None
         if (head := self.prefix_cache.under(digest)) is not None:
@@ -261,8 +263,7 @@ class BlockManager:
         if key is None:
             return None
         entries, keys, others = self.prefix_cache.continuing({key})
-        if self.tiers is not None:
-            self.tiers.forget_from({key, *keys}, others)
+        num_left_on_disk = self.tiers.forget_from({key, *keys}, others) if self.tiers is not None else 0
         num_freed = num_kept = 0
         for entry in entries:
             if self.pool.is_cached(entry.block_id):
@@ -271,7 +272,7 @@ class BlockManager:
                 num_freed += 1
             else:
                 num_kept += 1
-        return num_freed, num_kept
+        return Eviction(num_freed, num_kept, num_left_on_disk)
 
     def reset(self) -> None:
         """Forgets every content and reference. Only for an engine without a live sequence."""

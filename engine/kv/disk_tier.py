@@ -34,6 +34,9 @@ from pagedd.engine.stats import TierStats
 log = logging.getLogger(__name__)
 
 
+Place = tuple[Segment, int]  # a file, and which of its blocks
+
+
 class DirectoryInUse(Exception):
     """Another process has the directory."""
 
@@ -51,7 +54,8 @@ class DiskTier:
         self.figures = TierStats(max_bytes=max_bytes)
         self.form = form
         self._directory = directory
-        self._places: dict[bytes, tuple[Segment, int]] = {}
+        self._places: dict[bytes, Place] = {}
+        self._older_places: dict[bytes, list[Place]] = {}  # of blocks that were written once more, oldest first
         self._segments: dict[Path, Segment] = {}  # those of this engine's form
         self._file_bytes: dict[Path, int] = {}  # least recently used first; those that are ignored as well
         self._num_bytes = 0  # of all of them
@@ -63,7 +67,10 @@ class DiskTier:
         except OSError:
             self.close()
             raise
-        self._make_room(0)
+        try:
+            self._make_room(0)
+        except OSError as error:
+            log.warning("KV blocks on the disk: more than %d bytes stay: %s", max_bytes, error)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
@@ -81,7 +88,7 @@ class DiskTier:
             data = segment.read(index)
         except (OSError, UnusableSegment) as error:
             log.warning("KV blocks on the disk: %s: %s; the block is computed", segment.path.name, error)
-            del self._places[key]
+            self._drop(key, segment)
             return None
         self.figures.read_seconds_total += time.perf_counter() - started
         self.figures.read_bytes_total += len(data)
@@ -128,16 +135,29 @@ class DiskTier:
         for segment in self._segments.values():
             yield from segment.blocks
 
-    def forget(self, keys: Set[bytes]) -> None:
-        """Removes these blocks, with the whole files that they are in."""
+    def forget(self, keys: Set[bytes]) -> int:
+        """Removes these blocks, with the whole files that they are in.
+
+        Returns how many of them stay in files that cannot be removed. They are not served, but the next start finds
+        them again, and so does `blocks` for whoever tries once more.
+        """
+        left: set[bytes] = set()
         for path, segment in list(self._segments.items()):
-            if any(block.key in keys for block in segment.blocks):
+            doomed = [block.key for block in segment.blocks if block.key in keys]
+            if not doomed:
+                continue
+            try:
                 self._remove(path)
+            except OSError as error:
+                log.warning("KV blocks on the disk: %s cannot be removed: %s", path.name, error)
+                left.update(doomed)
+                for key in doomed:
+                    self._drop(key, segment)
+        return len(left)
 
     def clear(self) -> None:
         """Removes every file of this engine's form."""
-        for path in list(self._segments):
-            self._remove(path)
+        self.forget({block.key for block in self.blocks()})
 
     def stats(self) -> TierStats:
         return replace(self.figures, num_blocks=len(self._places), num_bytes=self._num_bytes)
@@ -147,8 +167,11 @@ class DiskTier:
         os.close(self._lock)
 
     def _read_index(self) -> None:
-        num_foreign = 0
-        for path, status in sorted(self._own_files(SUFFIX), key=lambda item: item[1].st_mtime_ns):
+        num_foreign, now_ns = 0, time.time_ns()
+        for path, status in sorted(self._own_files(SUFFIX), key=lambda item: min(item[1].st_mtime_ns, now_ns)):
+            if status.st_mtime_ns > now_ns:  # the clock was wrong; from now on it gets older like the others
+                with suppress(OSError):
+                    os.utime(path)
             self._count(path, status.st_size)
             try:
                 self._enter(read_segment(path, self.form))
@@ -175,14 +198,17 @@ class DiskTier:
     def _enter(self, segment: Segment) -> None:
         self._count(segment.path, segment.num_bytes)
         self._segments[segment.path] = segment
-        self._places.update({block.key: (segment, index) for index, block in enumerate(segment.blocks)})
+        for index, block in enumerate(segment.blocks):
+            if (older := self._places.get(block.key)) is not None:
+                self._older_places.setdefault(block.key, []).append(older)
+            self._places[block.key] = segment, index
 
     def _count(self, path: Path, num_bytes: int) -> None:
         self._num_bytes += num_bytes - self._file_bytes.pop(path, 0)
         self._file_bytes[path] = num_bytes
 
     def _make_room(self, num_bytes: int) -> bool:
-        """False when what is there cannot be removed."""
+        """False when there is not so much. Raises `OSError` at the first file that cannot be removed."""
         for path in list(self._file_bytes):
             if self._num_bytes + num_bytes <= self.figures.max_bytes:
                 break
@@ -192,16 +218,21 @@ class DiskTier:
         return self._num_bytes + num_bytes <= self.figures.max_bytes
 
     def _remove(self, path: Path) -> None:
-        segment = self._segments.pop(path, None)
-        for block in segment.blocks if segment is not None else ():
-            if self.file_of(block.key) is segment:
-                del self._places[block.key]
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:  # it still takes its room
-            log.warning("KV blocks on the disk: %s cannot be removed: %s", path.name, error)
-        else:
-            self._num_bytes -= self._file_bytes.pop(path)
+        """Raises `OSError`; then the file still takes its room, and its blocks are served."""
+        path.unlink(missing_ok=True)
+        self._num_bytes -= self._file_bytes.pop(path)
+        if (segment := self._segments.pop(path, None)) is not None:
+            for block in segment.blocks:
+                self._drop(block.key, segment)
+
+    def _drop(self, key: bytes, segment: Segment) -> None:
+        """Of this block the copy in `segment` is of no use any more; there may be an older one."""
+        copies = [*self._older_places.pop(key, ()), *([place] if (place := self._places.pop(key, None)) else ())]
+        copies = [place for place in copies if place[0] is not segment]
+        if copies:
+            self._places[key] = copies.pop()
+        if copies:
+            self._older_places[key] = copies
 
 
 def refuse_unless_private(directory: Path) -> None:

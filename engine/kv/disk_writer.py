@@ -66,10 +66,17 @@ class DiskWriter:
         return has_written
 
     def write_all(self, limit_s: float) -> None:
-        """As many files as there is time for."""
-        end_s = time.monotonic() + limit_s
-        while time.monotonic() < end_s and self.write_piece(LAST_PIECE_BYTES):
-            pass
+        """As many files as there is time for, each no larger than the disk, as it was so far, takes in what is left."""
+        end_s, figures = time.monotonic() + limit_s, self._disk.figures
+        while (left_s := end_s - time.monotonic()) > 0:
+            max_bytes = IDLE_PIECE_BYTES
+            if figures.write_seconds_total:
+                fitting = left_s * figures.written_bytes_total / figures.write_seconds_total
+                max_bytes = int(min(LAST_PIECE_BYTES, fitting))
+                if max_bytes < self._disk.form.block_bytes:
+                    return
+            if not self.write_piece(max_bytes):
+                return
 
     def _find_unwritten(self, blocks_per_file: int) -> list[tuple[StoredBlock, int | None]]:
         """Of the hottest blocks that the disk has room for, those that are not there.

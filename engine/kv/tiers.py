@@ -137,15 +137,16 @@ class Tiers:
         """Of a stored block that the pool's index knew by `digest`. O(blocks)."""
         return next((block.key for block in self._blocks() if block.digest == digest), None)
 
-    def forget_from(self, keys: Iterable[bytes], others: Iterable[bytes]) -> None:
+    def forget_from(self, keys: Iterable[bytes], others: Iterable[bytes]) -> int:
         """Drops the blocks of these keys, and what continues them, whichever tier has which.
 
         A block of which nobody knows what it continues goes with them. `others`: of all that the pool goes on to hold.
+        Returns how many the disk would not let go, see `DiskTier.forget`.
         """
         doomed = descendants(self._blocks(), keys, others)
-        for tier in (self.host, self.disk):
-            if tier is not None:
-                tier.forget(doomed)
+        if self.host is not None:
+            self.host.forget(doomed)
+        return self.disk.forget(doomed) if self.disk is not None else 0
 
     def _blocks(self) -> Iterator[StoredBlock]:
         if self.host is not None:

@@ -4,6 +4,7 @@ Owns the translation. The bytes are `gguf_file.py`'s, what the values mean is `c
 library's. An architecture, a metadata key of it, a tensor or a quantization type that is not known is refused by name.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,6 +111,10 @@ class GGUFCheckpoint:
     def is_quantized(self, name: str) -> bool:
         """Held in fewer than 16 bits a weight."""
         return self._tensors[name].type not in _FLOAT_TYPES
+
+    def least_bytes(self, itemsize: int) -> int:
+        """What the tensors take at least, of so many bytes a number or as they are quantized, told from the header."""
+        return sum(min(entry.num_bytes, math.prod(entry.shape) * itemsize) for entry in self._tensors.values())
 
     def _rotary_order(self, name: str, num_rows: int) -> NDArray[np.int64] | None:
         """llama.cpp interleaves the two halves of every llama query and key head; transformers keeps them apart."""

@@ -35,6 +35,14 @@ LEAST_CAPABILITY = (7, 5)  # Turing: the oldest that all kernels compile for; wi
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
+class FileCheckpoint(Checkpoint, Protocol):
+    """A checkpoint whose sizes are known before its numbers are read."""
+
+    def least_bytes(self, itemsize: int) -> int:
+        """What its tensors take at least, of so many bytes a number where they are not quantized."""
+        ...
+
+
 class Model(Protocol):
     """Tokens in, logits out, KV written on the way.
 
@@ -95,6 +103,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
         model, model_config = load_adapted(path, device, dtype, progress, gathers_kv=backend.gathers_kv)
     else:
         decoder_config, checkpoint = opened
+        _refuse_what_is_too_large(checkpoint, device, dtype)
         model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)
         model_config = decoder_config
     log.info("%s: %s, %s on %s", path.name, model_config.architecture, str(dtype).removeprefix("torch."), device)
@@ -111,7 +120,8 @@ def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] |
     opened = _open(Path(settings.model))
     if opened is None:
         return None
-    config, _ = opened
+    config, checkpoint = opened
+    _refuse_what_is_too_large(checkpoint, device, dtype)
     obstacle = _obstacle_to_cpp(config, device, dtype)
     if obstacle is not None:
         _refuse_weight_form(settings, dtype, obstacle)
@@ -121,7 +131,21 @@ def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] |
     return opened
 
 
-def _open(path: Path) -> tuple[DecoderConfig, Checkpoint] | None:
+def _refuse_what_is_too_large(checkpoint: FileCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
+    """A card that could not hold the weights if it had nothing else never will: reading them would take minutes."""
+    if device.type != "cuda":
+        return
+    needed, total = checkpoint.least_bytes(dtype.itemsize), torch.cuda.get_device_properties(device).total_memory
+    if needed > total:
+        gib = 1 << 30
+        raise EngineError(
+            "unsupported_device",
+            f"the model's weights take {needed / gib:.1f} GiB at least, {device} has {total / gib:.1f} in all; "
+            "choose a smaller model or one in fewer bits, or use device cpu",
+        )
+
+
+def _open(path: Path) -> tuple[DecoderConfig, FileCheckpoint] | None:
     """The config and the weights, not read yet; None for a model that only transformers can read."""
     if not path.exists():
         raise EngineError("model_unavailable", f"{path} does not exist; fetch the model first")

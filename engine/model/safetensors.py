@@ -5,6 +5,7 @@ unpickling runs code.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ class SafetensorsCheckpoint:
         """The tensor as it is stored."""
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
+
+    def least_bytes(self, itemsize: int) -> int:
+        """What the tensors take at least, of so many bytes a number, told from the headers."""
+        slices = (file.get_slice(name) for name, file in self._files.items())
+        num_numbers: int = sum(math.prod(part.get_shape()) for part in slices)
+        return num_numbers * itemsize
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from pagedd.kernels.errors import UnfitError
 from pagedd.kernels.kv_form import FORMS, KVForm
 from pagedd.kernels.triton.attention_shape import AttentionShape, chunk_launch, short_launch
-from pagedd.kernels.triton.launch import WITHOUT_MATRIX_INSTRUCTIONS
+from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS
 from pagedd.kernels.triton.paged_attention import variant_of
 from pagedd.kernels.triton.rms_norm import LONGEST_ROW
 from pagedd.kernels.triton.variant import Variant
@@ -38,7 +38,11 @@ def obstacle(
         return f"hidden_size {hidden_size}, rows of at most {LONGEST_ROW} fit a norm's kernel; use device cpu"
     multiple = 1 if form.dtype is not None else 4
     if head_dim % multiple:
-        return f"head_dim {head_dim} over a {form.name} cache needs a multiple of {multiple}; use kv_cache_dtype bf16"
+        in_16_bits = "fp16" if arch in WITHOUT_BFLOAT16 else "bf16"
+        return (
+            f"head_dim {head_dim} over a {form.name} cache needs a multiple of {multiple}; "
+            f"use kv_cache_dtype {in_16_bits}"
+        )
     shape = AttentionShape(dtype, form, num_kv_heads, num_heads // num_kv_heads, 16, head_dim)
     try:
         short_launch(arch, shape, shape.group)

@@ -241,3 +241,43 @@ def test_on_every_card_each_kind_of_launch_is_compared(card: Card, monkeypatch: 
     assert rows == []
     wanted = {"short", "mixed", "chunk", "split", "merge", "sum_splits", "matrix", "product, split"}
     assert wanted | {"vector of 3 steps"} <= launched
+
+
+@pytest.mark.slow
+def test_processes_share_the_cases(tmp_path: Path) -> None:
+    one = run_on_a_bare_machine("--tiny", "--seed", "3", "correct", "--share", "0", "2", folder=tmp_path)
+    assert one.returncode == 0, one.stderr
+    alone = json.loads(one.stdout.splitlines()[-1])["rows"]
+    both = run_on_a_bare_machine("--tiny", "--seed", "3", "--jobs", "2", "correct", folder=tmp_path)
+    assert both.returncode == 0, both.stderr
+    rows = json.loads(both.stdout.splitlines()[-1])["rows"]
+    names = [row["what"] for row in rows]
+    assert len(alone) < len(rows)
+    assert {row["what"] for row in alone} < set(names)
+    assert len(names) == len(set(names))
+    assert {"rms_norm", "keep_best, weights left over"} <= set(names)
+
+
+def test_a_process_that_dies_is_a_fault_and_the_others_count(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Dying:
+        returncode = -11
+
+        def __init__(self, command: list[str], **options: object) -> None:
+            index, output = command[command.index("--share") + 1], Path(command[-1])
+            if index == "0":
+                row = gpu_parts.row("rms_norm", 0.001, "largest error")
+                output.write_text(json.dumps({"complete": True, "rows": [{"part": "correct", **row}]}))
+
+        def communicate(self) -> tuple[str, str]:
+            return "", "illegal memory access"
+
+        def kill(self) -> None: ...
+        def wait(self) -> None: ...
+
+    monkeypatch.setattr("subprocess.Popen", Dying)
+    assert here("--tiny", "--jobs", "2", "correct") == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["what"] for row in report["rows"]] == ["rms_norm"]
+    assert report["failed"] == {"correct": "a process ended with -11: illegal memory access"}

@@ -7,6 +7,7 @@ import pytest
 from pagedd.bench.report import markdown
 from pagedd.bench.roofline import (
     CARDS,
+    CONTEXT_LEN,
     LLAMA_8B,
     Card,
     Work,
@@ -18,6 +19,8 @@ from pagedd.bench.roofline import (
     prefill_rows,
     step_rows,
 )
+from pagedd.kernels.triton import launch, linear
+from pagedd.kernels.triton.split_decode import choose_num_splits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
 
@@ -49,3 +52,26 @@ def test_the_page_shows_these_tables_and_claims_nothing_measured() -> None:
         assert markdown(rows) in PAGE, "paste the output of: python -P -m pagedd.bench.roofline --markdown"
     assert "none is a\nmeasurement" in PAGE
     assert {row["card"] for row in step_rows()} == {card.name for card in CARDS}
+
+
+def test_the_page_counts_the_launches_that_a_card_adds_by_cutting() -> None:
+    h200, layer = launch.Card(90, 132), launch_rows()[0]
+    whole, shape = layer["of a step, one by one"], LLAMA_8B
+    assert isinstance(whole, int)
+
+    def is_cut(num_rows: int, out_features: int, in_features: int) -> bool:
+        _, chosen, constants = linear._choose(h200.arch, 4, 0, num_rows)
+        num_tiles = -(-out_features // constants["OUTS"]) * -(-num_rows // constants["ROWS"])
+        num_steps = -(-in_features // 32 // constants["GROUPS"])
+        return linear._steps_per_split(h200, chosen, num_tiles, num_steps) < num_steps
+
+    counts = []
+    for batch in (1, 8, 64):
+        query = shape.heads * shape.head_dim
+        qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        products = [(qkv, shape.hidden), (shape.hidden, query), (2 * shape.inner, shape.hidden)]
+        products.append((shape.hidden, shape.inner))
+        in_a_layer = sum(is_cut(batch, *sizes) for sizes in products)
+        in_a_layer += choose_num_splits(batch * shape.kv_heads, CONTEXT_LEN, h200) > 1
+        counts.append(whole + shape.layers * in_a_layer + is_cut(batch, shape.vocab, shape.hidden))
+    assert "has {} launches a step on an H200 at batch 1, {} at 8, {} at 64".format(*counts) in PAGE

@@ -158,6 +158,19 @@ async def test_a_timeout_around_a_generation_cancels_it(daemon: FakeDaemon, dire
         await asyncio.to_thread(daemon.hear, Cancel)
 
 
+async def test_closing_the_client_cancels_no_question(daemon: FakeDaemon, directory: Path) -> None:
+    daemon.answer = lambda message: []
+    client = AsyncClient(directory)
+    asking = asyncio.ensure_future(client.prefixes(10))
+    running = asyncio.ensure_future(client.generate("x").result())
+    request = await asyncio.to_thread(daemon.hear, Generate)
+    await client.close()
+    cancels = [await asyncio.to_thread(daemon.hear, Cancel)]
+    await asyncio.gather(asking, running, return_exceptions=True)
+    cancels += [message for _, message in daemon.heard.queue if isinstance(message, Cancel)]
+    assert [cancel.target for cancel in cancels if isinstance(cancel, Cancel)] == [request.id]
+
+
 async def test_closing_the_client_cancels_what_it_has_running(daemon: FakeDaemon, directory: Path) -> None:
     daemon.answer = lambda message: []
     client = AsyncClient(directory)

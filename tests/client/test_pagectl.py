@@ -309,6 +309,13 @@ def test_a_prefix_is_evicted_through_the_admin_socket(
     assert capsys.readouterr().out == "2 blocks are free, 0 are in use and stay\n"
 
 
+def test_what_the_disk_keeps_of_an_evicted_prefix_is_no_success(
+    daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("evict", "stuck") == 1
+    assert "3 lie in files on the disk that cannot be removed, and are back after a restart" in capsys.readouterr().err
+
+
 def test_a_priority_is_set_through_the_admin_socket(daemon: FakeDaemon, run: Run) -> None:
     assert run("priority", "r1", "20") == run("priority", "r1", "-20") == 0
     said = [daemon.hear(SetPriority, socket="admin") for _ in range(2)]

@@ -19,7 +19,7 @@ from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
 from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import Preemption, Request, SequenceOutput, TokenLogprobs
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction, SequenceSnapshot
 
 
 class Prompt(IntEnum):
@@ -154,13 +154,13 @@ class FakeEngine:
         )
         return PrefixTree(runs=[run][:limit], num_blocks=1, is_cut=False)
 
-    def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
-        return (1, 0) if digest == b"d" * 16 else None
+    def evict_prefix(self, digest: bytes) -> Eviction | None:
+        return Eviction(1, 0) if digest == b"d" * 16 else None
 
     idle_work_due_s = None
 
-    def after_step(self) -> None:
-        pass
+    def after_step(self) -> bool:
+        return False
 
     def check_when_idle(self) -> bool:
         return False

@@ -29,7 +29,7 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput, TokenLogprobs
-from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, SequenceSnapshot
+from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction, SequenceSnapshot
 
 VOCAB_SIZE = 259
 EOS = 256
@@ -133,6 +133,7 @@ class ScriptedHost:
     blocks: dict[int, BlockInfo] = field(default_factory=dict)
     tree: PrefixTree = field(default_factory=lambda: PrefixTree(runs=[], num_blocks=0, is_cut=False))
     evicted: list[bytes] = field(default_factory=list)
+    num_left_on_disk: int = 0
     on_preempted: Callable[[list[Preemption]], None] = lambda preemptions: None
     on_outputs: Callable[[list[SequenceOutput]], None] = lambda outputs: None
     on_refused: Callable[[str, str, str], None] = lambda request_id, code, message: None
@@ -143,12 +144,14 @@ class ScriptedHost:
     num_wakes: int = 0
     swapped: list[EngineConfig] = field(default_factory=list)
     swap_failure: PageddError | None = None
-    load_gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed by a test that clears it
+    exit_gate: asyncio.Event = field(default_factory=asyncio.Event)  # gates are closed by a test that clears them
+    load_gate: asyncio.Event = field(default_factory=asyncio.Event)
     step_s: float = 0.0
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self.exit_gate.set()
         self.load_gate.set()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -168,8 +171,11 @@ class ScriptedHost:
             self.state, self.detail = EngineState.ASLEEP, "a request wakes it"
 
     async def swap(self, config: EngineConfig, take_over: Callable[[], None], take_back: Callable[[], None]) -> None:
-        """The next engine loads while `load_gate` is open, or cannot, as `swap_failure` says."""
+        """The engine ends while `exit_gate` is open and the next one loads while `load_gate` is, or cannot, as
+        `swap_failure` says.
+        """
         self.is_sleeping = True
+        await self.exit_gate.wait()
         self._end()
         self.state = EngineState.ASLEEP
         take_over()
@@ -279,12 +285,12 @@ class ScriptedHost:
         self.check_ready()
         return self.tree
 
-    async def evict_prefix(self, digest: bytes) -> tuple[int, int] | None:
+    async def evict_prefix(self, digest: bytes) -> Eviction | None:
         """Frees the runs of `tree` that have that digest."""
         self.check_ready()
         self.evicted.append(digest)
         found = [run for run in self.tree.runs if run.digest == digest]
-        return (sum(run.num_blocks for run in found), 0) if found else None
+        return Eviction(sum(run.num_blocks for run in found), 0, self.num_left_on_disk) if found else None
 
     def produce(self, request_id: str, ids: list[int] | bytes, index: int = 0, **fields: Any) -> None:
         """One step with `ids` for one choice."""
@@ -349,6 +355,7 @@ class Served:
     service: Service
     endpoints: Endpoints
     http_api: HttpApi
+    zmq_api: ZmqApi
     http: aiohttp.ClientSession
     context: zmq.asyncio.Context
     url: str = "http://localhost"
@@ -417,13 +424,14 @@ async def serving(
     if has_model:
         service.set_model(write_model(folder / "model"))
     http_api = HttpApi(service, config, endpoints, inherited)
-    apis = [http_api, ZmqApi(service, endpoints, inherited)]
+    zmq_api = ZmqApi(service, endpoints, inherited)
+    apis = [http_api, zmq_api]
     for api in apis:
         await api.start()
     context = zmq.asyncio.Context()
     try:
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(endpoints.http), limit=0)) as http:
-            yield Served(host, service, endpoints, http_api, http, context)
+            yield Served(host, service, endpoints, http_api, zmq_api, http, context)
     finally:
         await service.close()
         for api in apis:

@@ -70,7 +70,7 @@ def test_the_one_that_was_away_longest_is_forgotten_and_its_tokens_are_not(full:
 
 def test_nobody_loses_its_debt_in_a_flood(full: Accounts) -> None:
     for account in full:
-        account.allowance.hold([(Hold(), 1, 60)], 100)
+        account.allowance.hold([(Hold(), 1, 60)], 100, 1)
     first, second = full.of(Caller(uid=5000)), full.of(Caller(uid=5001))
     assert first is second
     assert first.tag == OTHERS

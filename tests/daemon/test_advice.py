@@ -1,10 +1,17 @@
 """Advice: each of six situations is named by its cause alone, and a healthy daemon hears nothing."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from pagedd.daemon.advice import RULES, Window, advise
+from pagedd.engine.kv.quality import KVQuality
+
+
+def quality(form: str, agreement: float, divergence_nats: float = 0.01) -> KVQuality:
+    return KVQuality(form=form, agreement=agreement, divergence_nats=divergence_nats, num_tokens=768)
+
 
 HEALTHY = Window(
     block_size=16,
@@ -25,7 +32,7 @@ HEALTHY = Window(
     apart_ratio=0.1,
     top_caller="ana",
     top_caller_share=0.4,
-    agreement=0.98,
+    kv_quality=quality("int8", 0.98),
 )
 SITUATIONS = {
     "fragmentation": (
@@ -49,7 +56,7 @@ SITUATIONS = {
         "a larger --gpu-memory-utilization, or --kv-cache-dtype int4; or fewer seats than 32 (--max-num-seqs)",
     ),
     "kv_quality": (
-        {"agreement": 0.931},
+        {"kv_quality": quality("int8", 0.931)},
         "int8 agrees with 16 bits in 93.1 % of tokens, 94 % are usual",
         "--kv-cache-dtype bf16",
     ),
@@ -102,8 +109,7 @@ def test_more_seats_than_a_step_has_tokens_need_a_larger_step() -> None:
         {"fragmentation": 0.3, "block_size": 8},  # there is no smaller block
         {"kv_usage_waiting": 0.1, "waiting_ratio": 0.1},  # a burst
         {"caches_prefixes": False, "num_prompts": 5},  # chance
-        {"agreement": None},  # not checked
-        {"agreement": 0.5, "kv_cache_dtype": "bf16"},  # there is nothing to compare with
+        {"kv_quality": None},  # not checked, or there is nothing to compare with
         {"top_caller_share": 1.0, "waiting_ratio": 0.0},  # nobody is kept waiting
         {"busy_s": 3.0, "fragmentation": 0.5, "preemptions_per_minute": 99.0, "top_caller_share": 1.0},
     ],
@@ -122,8 +128,14 @@ def test_without_work_there_is_no_advice() -> None:
 def test_little_is_not_nothing_and_much_is_not_all() -> None:
     (preempted,) = advise(replace(HEALTHY, preemptions_per_minute=20.0, recomputed_ratio=0.004))
     assert preempted.finding.endswith("<1 % of tokens computed again")
-    (quality,) = advise(replace(HEALTHY, kv_cache_dtype="int4", agreement=0.0004))
-    assert "in <0.1 % of tokens" in quality.finding
+    (poor,) = advise(replace(HEALTHY, kv_quality=quality("int4", 0.0004)))
+    assert "in <0.1 % of tokens" in poor.finding
+
+
+def test_predictions_that_are_no_numbers_are_advised_against_though_all_agree() -> None:
+    (advice,) = advise(replace(HEALTHY, kv_quality=quality("int8", 1.0, divergence_nats=math.nan)))
+    assert (advice.cause, advice.change) == ("kv_quality", "--kv-cache-dtype bf16")
+    assert advice.finding == "over int8 some of the model's predictions are no numbers"
 
 
 def test_seats_are_not_advised_where_the_cores_are_busy_with_those_there_are() -> None:

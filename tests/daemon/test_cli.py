@@ -58,6 +58,18 @@ def test_a_wrong_command_line_has_the_status_of_a_wrong_configuration(
     assert re.match(f"pagedd: {said}", printed.err)
 
 
+@pytest.mark.parametrize("keys", ["", "laptop 0123456789abcdef0123\n"])
+def test_check_config_refuses_a_quota_of_a_key_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, keys: str
+) -> None:
+    (tmp_path / "keys").write_text(keys)
+    (tmp_path / "pagedd.toml").write_text("[quota.key.nosuchkey]\nweight = 2\n")
+    file = ["--api-key-file", str(tmp_path / "keys")] if keys else []
+    assert cli.main(["check-config", "--config", str(tmp_path / "pagedd.toml"), *file]) == os.EX_CONFIG
+    said = "pagedd: invalid_setting: quota.key.nosuchkey: api_key_file has no key of that name"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

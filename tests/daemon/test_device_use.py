@@ -43,6 +43,7 @@ class Other:
     def __init__(self, folder: Path, service: Service, config: EngineConfig | None = None) -> None:
         self.text_side = ServedModel(write_model(folder / "other", name="other"), None)
         self.text_side.prompt_token_ids = self._token_ids  # type: ignore[method-assign]
+        self.num_looks = 0
         self.num_closed = 0
         close = self.text_side.close
 
@@ -60,6 +61,7 @@ class Other:
         return [77]
 
     async def _find(self, name: str, served_name: str | None) -> Candidate:
+        self.num_looks += 1
         await self.gate.wait()
         return Candidate(self.text_side, self._config)
 
@@ -125,6 +127,25 @@ async def test_an_engine_that_wakes_when_it_is_put_to_sleep_serves_whom_it_wakes
     assert host.state is EngineState.ASLEEP
 
 
+async def test_an_engine_that_is_idle_during_a_load_sleeps_after_it(
+    service: Service, host: ScriptedHost, other: Other
+) -> None:
+    other.gate.clear()
+    loading = load(service)
+    await asyncio.sleep(0.01)
+    await service.sleep_if_idle(0.001)
+    assert host.state is EngineState.READY
+    host.swap_failure = PageddError("no_kv_memory", "scripted")
+    other.gate.set()
+    with pytest.raises(PageddError):
+        await loading
+    await asyncio.sleep(0.01)
+    await service.sleep_if_idle(60.0)
+    assert host.state is EngineState.READY
+    await service.sleep_if_idle(0.001)
+    assert host.state is EngineState.ASLEEP
+
+
 # Others who need the device
 
 
@@ -164,8 +185,13 @@ async def test_a_load_that_waits_for_running_requests_yields_the_device_and_is_g
 async def test_while_the_engine_is_replaced_the_device_is_not_said_to_be_left(
     service: Service, host: ScriptedHost, other: Other
 ) -> None:
+    host.exit_gate.clear()
     host.load_gate.clear()
     loading = load(service)
+    await until(lambda: host.is_sleeping)
+    await service.device.yield_device("rivals", "game runs")
+    assert service.state == "ready", "the engine before is about to end"
+    host.exit_gate.set()
     await until(lambda: host.state is EngineState.LOADING)
     await service.device.yield_device("rivals", "game runs")
     assert service.state == "loading"
@@ -197,7 +223,7 @@ async def test_an_engine_that_is_not_ready_is_not_replaced(service: Service, hos
     host.state = EngineState.LOADING
     with pytest.raises(PageddError) as refused:
         await service.device.load_model("x", None, ADMIN)
-    assert refused.value.code == "engine_loading"
+    assert (refused.value.code, other.num_looks) == ("engine_loading", 0)
 
 
 async def test_each_answer_names_the_model_that_computed_it(service: Service, host: ScriptedHost, other: Other) -> None:
@@ -347,4 +373,23 @@ async def test_an_engine_process_that_wakes_is_put_to_sleep_when_it_has_woken(en
     await engine.service.device.sleep()
     engine.service.device.wake()
     await engine.service.device.sleep()
+    assert (engine.host.state, engine.host.pid) == (EngineState.ASLEEP, None)
+
+
+async def test_whoever_waits_for_an_engine_that_falls_asleep_wakes_none_once_others_have_the_device(
+    engine: Engine,
+) -> None:
+    await engine.start("ok")
+    slow = Generate(id="slow", prompt_token_ids=[Prompt.SLOW % 259, 5], sampling=Sampling(max_tokens=200))
+    engine.service.start([slow], ANA, lambda message: None)
+    await until(lambda: len(engine.submitted) == 1)
+    sleep = asyncio.create_task(engine.service.device.sleep())
+    await until(lambda: engine.host.is_sleeping)
+    held = start(engine.service)
+    await asyncio.sleep(0.01)
+    await engine.service.device.yield_device("rivals", "game runs")
+    await sleep
+    await until(lambda: has_ended(held))
+    assert isinstance(held[-1], Failed)
+    assert held[-1].code == "device_yielded"
     assert (engine.host.state, engine.host.pid) == (EngineState.ASLEEP, None)

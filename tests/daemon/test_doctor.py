@@ -60,6 +60,12 @@ def test_seconds_without_work_are_no_part_of_the_averages(clinic: Clinic) -> Non
     assert (window.kv_usage_waiting, window.occupancy_waiting) == (0.8, 1.0)
 
 
+def test_who_waits_for_a_prefix_in_flight_does_not_wait_for_room(clinic: Clinic) -> None:
+    clinic.second(waiting=3, num_requests_awaiting_prefix=3)
+    clinic.second(waiting=3, num_requests_awaiting_prefix=2)
+    assert clinic.doctor.window(INFO).waiting_ratio == 0.5
+
+
 def test_another_engine_begins_anew(clinic: Clinic) -> None:
     for _ in range(3):
         clinic.doctor.saw_prompt([7] * 64, "ana")
@@ -113,17 +119,17 @@ def test_only_preemptions_for_blocks_count_and_what_they_cost_is_told(clinic: Cl
 def test_the_top_caller_is_named_only_beside_others(clinic: Clinic) -> None:
     pool_tokens = INFO.num_blocks * INFO.block_size
     ana, bob = (clinic.accounts.of(Caller(uid=uid)) for uid in (1001, 1002))
-    ana.allowance.hold([(Hold(), 1, pool_tokens // 2)], pool_tokens)
+    ana.allowance.hold([(Hold(), 1, pool_tokens // 2)], pool_tokens, 1)
     clinic.second()
     assert clinic.doctor.window(INFO).top_caller == ""
-    bob.allowance.hold([(Hold(), 1, 1)], pool_tokens)
+    bob.allowance.hold([(Hold(), 1, 1)], pool_tokens, 1)
     clinic.second()
     window = clinic.doctor.window(INFO)
     assert (window.top_caller, window.top_caller_share) == (ana.name, pytest.approx(0.25))
 
 
 def test_a_cache_that_the_check_at_load_found_poor_is_advised_against(clinic: Clinic) -> None:
-    assert clinic.doctor.window(INFO).agreement is None
+    assert clinic.doctor.window(INFO).kv_quality is None
     quality = KVQuality(form="int8", agreement=0.5, divergence_nats=1.0, num_tokens=768)
     (advice,) = clinic.doctor.advice(engine_info(kv_cache_dtype="int8", kv_quality=quality))
     assert (advice.cause, advice.change) == ("kv_quality", "--kv-cache-dtype bf16")

@@ -57,6 +57,19 @@ def test_an_abort_without_a_step_after_it_is_told_once() -> None:
     assert engine.checks == [0]
 
 
+class SavingEngine(FakeEngine):
+    """Saves a block after every step."""
+
+    def after_step(self) -> bool:
+        return True
+
+
+def test_what_was_saved_after_the_last_step_is_told_too() -> None:
+    link = ScriptedLink(add("a", 2), Exit())
+    serve(link, SavingEngine())  # type: ignore[arg-type]
+    assert [len(message.outputs) for message in link.sent if isinstance(message, StepDone)] == [1, 1, 0]
+
+
 class EngineWithIdleWork(FakeEngine):
     """Has something to do once it has rested for 1.5 s, in two pieces, and then never again."""
 

@@ -31,6 +31,16 @@ def told(log: EventLog) -> list[tuple[str, str, str]]:
     return [(event.kind, event.reason, event.request_id) for event in log.newest()]
 
 
+def test_refusals_of_two_kinds_in_turn_do_not_push_everything_else_out() -> None:
+    clock = [0.0]
+    log = EventLog(lambda: clock[0])
+    log.add("engine", "ready")
+    for number in range(300):
+        clock[0] += 0.001
+        log.refused(("prompt_too_long", "queue_full")[number % 2], "scripted")
+    assert [event.reason for event in log.newest()] == ["ready", "prompt_too_long: scripted", "queue_full: scripted"]
+
+
 def test_the_newest_are_kept_and_numbered_without_a_gap(log: EventLog) -> None:
     for i in range(EVENTS_KEPT + 5):
         log.add("cancel", str(i))

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ import uvloop
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon import http_api, http_generate
 from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.telemetry import TelemetryCollector
 
-from .scripted import EOS, ScriptedHost, Served, decode_events, serving, until
+from .scripted import EOS, WAIT_S, ScriptedHost, Served, decode_events, serving, until
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -254,6 +256,29 @@ async def test_before_there_is_a_model_every_path_answers(socket_folder: Path) -
         assert (await served.post("/tokenize", {"prompt": "a"}))[0] == 503
         async with served.http.get("http://localhost/metrics") as response:
             assert response.status == 200
+
+
+async def test_a_driver_that_takes_its_time_holds_up_nobody_but_who_asks_for_its_figures(served: Served) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def figures() -> dict[str, float | None]:
+        asked.set()
+        assert answers.wait(WAIT_S)
+        return {"gpu_power_watts": 35.5}
+
+    served.service.metrics.machine_registry.register(TelemetryCollector(figures))
+
+    async def read() -> str:
+        async with served.http.get("http://localhost/metrics") as response:
+            return await response.text()
+
+    reading = asyncio.create_task(read())
+    await until(asked.is_set)
+    assert (await served.get("/health"))[0] == 200
+    answers.set()
+    text = await reading
+    assert "pagedd:gpu_power_watts 35.5" in text
+    assert "vllm:num_requests_running" in text
 
 
 async def test_models_lists_the_served_one(served: Served) -> None:
@@ -506,6 +531,7 @@ async def test_only_administrators_put_the_engine_to_sleep(tcp: tuple[Served, st
         async with http.post(f"{url}/load", json={"model": "x"}, headers=mere_user) as response:
             assert response.status == 403
     assert served.host.num_wakes == 1
+    served.host.get_up()
     # On the Unix socket it is whom the kernel names, here the daemon's own user.
     assert (await served.post("/sleep", {}))[0] == 200
 

@@ -191,6 +191,16 @@ async def test_a_prefix_is_freed_by_its_digest_and_that_is_an_event(
     ]
 
 
+async def test_what_the_disk_keeps_of_an_evicted_prefix_is_said(
+    service: Service, inspection: Inspection, host: ScriptedHost
+) -> None:
+    host.tree, host.num_left_on_disk = PrefixTree(runs=[run(1, None)], num_blocks=2, is_cut=False), 3
+    [node] = (await inspection.answer(GetPrefixes(id="q"), ROOT)).nodes
+    assert (await inspection.evict(EvictPrefix(id="e", digest=node.digest), ROOT)).num_left_on_disk == 3
+    [event] = service.events.newest(1)
+    assert event.reason == "2 blocks of a prefix were freed by root, 3 stay on the disk"
+
+
 @pytest.mark.parametrize(("digest", "code"), [("00", "prefix_not_found"), ("no hex", "invalid_value")])
 async def test_an_unknown_or_malformed_digest_is_refused(inspection: Inspection, digest: str, code: str) -> None:
     with pytest.raises(PageddError) as refused:

@@ -28,7 +28,7 @@ NAMES = {
     "vllm:request_prefill_time_seconds_bucket", "vllm:request_decode_time_seconds_bucket",
     "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket", "vllm:iteration_tokens_total_bucket",
     "vllm:cache_config_info", "pagedd:kv_blocks", "pagedd:kv_slot_fill_ratio", "pagedd:fragmentation_ratio",
-    "pagedd:step_seconds_sum", "pagedd:num_blocks_used",
+    "pagedd:step_seconds_sum", "pagedd:num_blocks_used", "pagedd:num_requests_awaiting_prefix",
 }  # fmt: skip
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

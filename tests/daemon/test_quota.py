@@ -30,7 +30,7 @@ def allowance(clock: Clock, **limits: object) -> Allowance:
 
 def held(allowance: Allowance, tokens: int, choices: int = 1) -> Hold:
     hold = Hold()
-    allowance.hold([(hold, choices, tokens)], POOL)
+    allowance.hold([(hold, choices, tokens)], POOL, 1)
     return hold
 
 
@@ -45,7 +45,7 @@ def test_without_limits_nothing_is_refused(clock: Clock) -> None:
     free = allowance(clock)
     held(free, 10**9, 1000)
     assert free.tokens_left is None
-    assert free.most_tokens(POOL) is None
+    assert free.most_tokens(POOL, 1) is None
 
 
 def test_a_request_over_the_number_in_flight_may_come_again_when_one_has_ended(clock: Clock) -> None:
@@ -119,12 +119,32 @@ def test_the_share_of_the_pool_is_held_until_the_end(clock: Clock) -> None:
     held(half, 50)
 
 
+def test_the_share_of_the_pool_is_of_whole_blocks_for_each_choice(clock: Clock) -> None:
+    quarter, holds = allowance(clock, kv_share=0.25), [Hold() for _ in range(4)]
+    for hold, choices in zip(holds, (1, 2, 2), strict=False):  # of a pool of 20 blocks of 16
+        quarter.hold([(hold, choices, 2)], 320, 16)
+    assert refusal(lambda: quarter.hold([(holds[3], 1, 2)], 320, 16)).limit == "kv"
+    assert (quarter.num_tokens, quarter.num_kv_tokens) == (6, 80)
+    quarter.release(holds[0], 2)
+    quarter.hold([(holds[3], 1, 16)], 320, 16)
+    assert quarter.num_kv_tokens == 80
+
+
+@pytest.mark.parametrize(("choices", "most"), [(1, 80), (2, 64), (3, 48), (6, 0)])
+def test_the_most_that_one_request_may_need_is_never_refused_as_impossible(
+    clock: Clock, choices: int, most: int
+) -> None:
+    caller = allowance(clock, kv_share=0.29)
+    assert caller.most_tokens(300, 16, choices) == most
+    caller.hold([(Hold(), choices, most)], 300, 16)
+
+
 @pytest.mark.parametrize(
     ("limits", "limit", "said"),
     [
         ({"max_requests": 1}, "requests", "needs 2, its caller may have 1"),
         ({"tokens_per_minute": 60}, "tokens", "needs 61, its caller may have 60 tokens a minute"),
-        ({"kv_share": 0.6}, "kv", "needs 61, its caller may have 60 tokens of the KV pool"),
+        ({"kv_share": 0.6}, "kv", "needs 62, its caller may have 60 tokens of the KV pool"),
     ],
 )
 def test_what_can_never_fit_is_not_told_to_come_again(
@@ -145,19 +165,19 @@ def test_the_prompts_of_one_request_are_taken_all_or_none(clock: Clock) -> None:
     sixty = allowance(clock, tokens_per_minute=60, max_requests=9)
     held(sixty, 20)
     holds = [Hold(), Hold()]
-    assert refusal(lambda: sixty.hold([(hold, 1, 30) for hold in holds], POOL)).retry_after_s == 20.0
+    assert refusal(lambda: sixty.hold([(hold, 1, 30) for hold in holds], POOL, 1)).retry_after_s == 20.0
     assert (sixty.num_choices, sixty.tokens_left) == (1, 40)
-    assert refusal(lambda: sixty.hold([(hold, 1, 31) for hold in holds], POOL)).code == "exceeds_quota"
+    assert refusal(lambda: sixty.hold([(hold, 1, 31) for hold in holds], POOL, 1)).code == "exceeds_quota"
 
 
 def test_a_hold_that_grows_pays_the_difference_and_is_judged_by_the_whole(clock: Clock) -> None:
     sixty = allowance(clock, tokens_per_minute=60)
     held(sixty, 30)
     hold = held(sixty, 10)
-    refused = refusal(lambda: sixty.hold([(hold, 1, 35)], POOL))
+    refused = refusal(lambda: sixty.hold([(hold, 1, 35)], POOL, 1))
     assert refused.message.startswith("35 tokens needed, 30 left of 60 a minute")
     assert refused.retry_after_s == 5.0  # with the 10 that it gives back
-    sixty.hold([(hold, 1, 30)], POOL)
+    sixty.hold([(hold, 1, 30)], POOL, 1)
     assert sixty.tokens_left == 0
 
 
@@ -165,7 +185,7 @@ def test_before_the_tokens_are_counted_the_wait_is_for_the_most_that_they_can_be
     sixty = allowance(clock, tokens_per_minute=60)
     held(sixty, 50)
     for most, wait_s in ((25, 15.0), (1000, 50.0)):
-        refused = refusal(lambda most=most: sixty.hold([(Hold(), 1, 20)], POOL, most_tokens=most))  # type: ignore[misc]
+        refused = refusal(lambda most=most: sixty.hold([(Hold(), 1, 20)], POOL, 1, most_tokens=most))  # type: ignore[misc]
         assert refused.message.startswith("at least 20 tokens needed, 10 left of 60 a minute")
         assert refused.retry_after_s == wait_s
 
@@ -217,7 +237,7 @@ def test_a_hold_that_grows_after_other_limits_takes_and_gives_back_its_growth(cl
     hold = held(caller, 20)
     caller.replace(QuotaLimits(tokens_per_minute=60))
     assert caller.tokens_left == 58
-    caller.hold([(hold, 1, 50)], POOL)
+    caller.hold([(hold, 1, 50)], POOL, 1)
     assert caller.tokens_left == 28
     caller.release(hold, 0)
     assert caller.tokens_left == 58

@@ -53,6 +53,7 @@ COUNTERS = {
 GAUGES = {
     "num_requests_running": "vllm:num_requests_running",
     "num_requests_waiting": "vllm:num_requests_waiting",
+    "num_requests_awaiting_prefix": "pagedd:num_requests_awaiting_prefix",
     "kv_usage": "vllm:kv_cache_usage_perc",
     "slot_fill": "pagedd:kv_slot_fill_ratio",
     "fragmentation": "pagedd:fragmentation_ratio",

@@ -38,7 +38,9 @@ def test_pauses_grow_and_a_long_life_shortens_them_again() -> None:
     assert max(policy.after_serving(1) for _ in range(20)) == 30
 
 
-@pytest.mark.parametrize("code", ["invalid_setting", "unsupported_model", "unsupported_device", "model_unavailable"])
+@pytest.mark.parametrize(
+    "code", ["invalid_setting", "unsupported_model", "unsupported_device", "model_unavailable", "poor_kv_quality"]
+)
 def test_what_waiting_does_not_change_is_not_tried_again(code: str) -> None:
     policy = RestartPolicy()
     policy.after_serving(1)

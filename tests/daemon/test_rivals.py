@@ -26,7 +26,7 @@ class Scene:
         self.now_s = 0.0
         self.nvml = FakeNvml(used=0)
         config = DaemonConfig(**settings)  # type: ignore[arg-type]
-        self.rivals = Rivals(config, self.nvml, lambda: self.programs, lambda: self.now_s)
+        self.rivals = Rivals(config, lambda: self.nvml, lambda: self.programs, lambda: self.now_s)
 
 
 def test_a_named_program_claims_the_device_while_it_runs_and_until_it_has_been_gone_for_a_while() -> None:
@@ -94,6 +94,12 @@ def test_a_card_that_tells_nothing_is_claimed_by_nobody(broken: str) -> None:
     scene = Scene(yield_below_gib=4)
     scene.nvml.broken = (broken,)
     assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
+
+
+def test_whoever_looks_for_programs_alone_loads_no_driver() -> None:
+    config = DaemonConfig(yield_to=("game",))
+    rivals = Rivals(config, lambda: pytest.fail("NVML was loaded"), lambda: ["game"], lambda: 0.0)
+    assert rivals.claim(ON_THE_CARD, EngineState.READY) == "game runs"
 
 
 def test_an_engine_on_the_cpu_has_no_card_to_leave() -> None:

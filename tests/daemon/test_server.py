@@ -1,5 +1,6 @@
 """The daemon's life, as a process: start, load, serve, and every way to end. The engine is scripted."""
 
+import asyncio
 import json
 import os
 import resource
@@ -17,10 +18,11 @@ import pytest
 import zmq
 
 from pagedd.client.endpoints import Endpoints, ipc
+from pagedd.client.errors import PageddError
 from pagedd.client.protocol import PROTOCOL_VERSION, Generate, Sampling, encode
 from pagedd.client.sync import Client
 from pagedd.daemon.http_connection import max_connections
-from pagedd.daemon.server import how_to_talk
+from pagedd.daemon.server import how_to_talk, wait_for_fault
 
 from .conftest import RunningDaemon, StartDaemon
 from .fake_engine import Prompt
@@ -299,6 +301,23 @@ def test_metrics_show_the_memory_of_both_processes(start_daemon: StartDaemon) ->
     metrics = daemon.get("/metrics")[1]
     assert "\npagedd:front_rss_bytes " in metrics
     assert "\npagedd:engine_rss_bytes " in metrics
+
+
+async def test_a_task_of_the_daemon_that_breaks_ends_it_with_its_trace_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def breaks() -> None:
+        raise ZeroDivisionError
+
+    async def has_nothing_to_do() -> None:
+        pass
+
+    lives = asyncio.create_task(asyncio.sleep(3600))
+    tasks = [asyncio.create_task(has_nothing_to_do()), lives, asyncio.create_task(breaks(), name="metering")]
+    with pytest.raises(PageddError, match=r"^internal: metering broke"):
+        await wait_for_fault(tasks)
+    assert "ZeroDivisionError" in caplog.text
+    lives.cancel()
 
 
 def test_the_greeting_names_the_directory_only_where_clients_would_not_find_it(tmp_path: Path) -> None:

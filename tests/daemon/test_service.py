@@ -24,6 +24,8 @@ from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.model_loading import Candidate
+from pagedd.daemon.quota_config import QuotaConfig
+from pagedd.daemon.requests import LiveRequest
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 from pagedd.daemon.text.tokenizer import TextTokenizer
@@ -314,6 +316,37 @@ async def test_a_fault_in_one_request_ends_that_request_alone(service: Service, 
     assert broken in first[-1].message
     assert isinstance(second[-1], Done)
     assert host.aborted == [(broken, None)]
+
+
+async def test_a_fault_on_the_way_into_the_engine_ends_the_request(
+    service: Service, host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveRequest, "open_texts", lambda request, tokenizer: 1 // 0)
+    heard = await started(service, host)
+    assert [message.code for message in heard if isinstance(message, Failed)] == ["internal"]
+    assert list(service.live_entries()) == []
+
+
+async def test_held_requests_count_for_the_quotas_from_when_the_engine_is_awake_and_those_that_left_do_not(
+    host: ScriptedHost, tmp_path: Path
+) -> None:
+    service = Service(DaemonConfig(quota=QuotaConfig(max_requests=1, max_priority=0)), host)
+    service.set_model(write_model(tmp_path))
+    await service.device.sleep()
+    heard: list[DaemonMessage] = []
+    [gone] = service.start([prompt("gone")], ANA, lambda message: None)
+    await until(lambda: host.num_wakes == 1)
+    service.cancel(gone)
+    service.start([prompt("first")], ANA, heard.append)
+    service.start([prompt("second")], ANA, heard.append)
+    service.start([prompt("urgent", priority=1)], ANA, heard.append)
+    await until(lambda: host.num_wakes == 4)
+    host.get_up()
+    await until(lambda: len(heard) == 3)
+    codes = [message.code if isinstance(message, Failed) else "" for message in heard]
+    assert codes == ["", "over_quota", "exceeds_quota"]
+    assert [request.prompt_token_ids for request in host.submitted] == [list(b"first")]
+    await service.close()
 
 
 async def test_the_queue_is_what_has_no_seat(tmp_path: Path, host: ScriptedHost) -> None:

@@ -141,3 +141,4 @@ async def test_a_picture_says_when_the_next_comes_and_a_newcomer_does_not_wait_f
         assert (await frame(first)).interval_s == 3600.0
         with subscriber(served) as newcomer:
             assert (await frame(newcomer)).seq == (await frame(first)).seq
+            assert await first.poll(100) == 0, "one picture for a newcomer, and then the old pace"

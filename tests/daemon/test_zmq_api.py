@@ -544,6 +544,38 @@ async def test_the_owner_evicts_a_prefix_through_the_admin_socket_alone(served: 
         assert (refused.id, refused.code) == ("3", "prefix_not_found")
 
 
+async def test_a_question_whose_answer_breaks_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(limit: int) -> PrefixTree:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.host, "prefixes", broken)
+    async with served.client() as client:
+        await client.say(GetPrefixes(id="q"))
+        answer = await client.hear()
+    assert isinstance(answer, Failed)
+    assert (answer.id, answer.code) == ("q", "internal")
+
+
+async def test_a_question_that_waits_when_the_daemon_stops_is_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def hanging(limit: int) -> PrefixTree:
+        asked.set()
+        await never.wait()
+        raise AssertionError
+
+    monkeypatch.setattr(served.host, "prefixes", hanging)
+    async with served.client() as client:
+        await client.say(GetPrefixes(id="q"))
+        await asked.wait()
+        await served.zmq_api.close()
+        answer = await client.hear()
+    assert isinstance(answer, Failed)
+    assert (answer.id, answer.code) == ("q", "shutting_down")
+
+
 async def test_questions_wait_for_the_engine_up_to_a_limit_and_die_with_it(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

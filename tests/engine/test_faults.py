@@ -53,10 +53,11 @@ def test_a_device_that_is_lost_while_loading_is_unavailable(answers, fault) -> N
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         MemoryError(),
     ],
-    ids=["torch", "cuBLAS", "Triton", "host"],
+    ids=["torch", "cuBLAS", "handle", "Triton", "host"],
 )
 def test_memory_that_runs_out_while_loading_is_said_with_a_next_step(answers, fault) -> None:
     answers(None)

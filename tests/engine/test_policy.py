@@ -42,3 +42,15 @@ def test_removal_from_the_middle_and_a_changed_urgency_are_respected() -> None:
     assert second not in queue
     with pytest.raises(KeyError):
         queue.remove(second)
+
+
+def test_changes_of_urgency_leave_nothing_behind_that_grows() -> None:
+    queue = WaitingQueue()
+    waiting = [sequence(float(order), order) for order in range(3)]
+    for one in waiting:
+        queue.push(one)
+    for change in range(1000):
+        waiting[2].due_s = -float(change % 7)
+        queue.push(waiting[2])
+        assert len(queue._heap) <= 6
+        assert queue.peek() is (waiting[2] if change % 7 else waiting[0])

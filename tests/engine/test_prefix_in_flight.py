@@ -54,7 +54,9 @@ def test_who_waits_holds_no_seat_and_lets_others_pass(bench) -> None:
     b.step()
     assert [s.request.request_id for s in b.scheduler.running] == ["0", "other"]
     assert b.scheduler.num_waiting == 2
+    assert (b.engine.stats().num_requests_waiting, b.engine.stats().num_requests_awaiting_prefix) == (2, 2)
     b.run()
+    assert b.engine.stats().num_requests_awaiting_prefix == 0
     assert same_as_cold(b, asked)
 
 

@@ -20,6 +20,7 @@ from pagedd.engine.runner import (
     MAX_DRAWN_TOGETHER,
     MIN_DRAWN_TOGETHER,
     ModelRunner,
+    drawn_together,
 )
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.scheduler import Scheduler
@@ -255,3 +256,8 @@ def test_the_time_of_each_part_is_summed(runner) -> None:
     assert all(seconds > 0 for seconds in first.values())
     runner.run(Step(0, [ScheduledSequence(one, 0, 1, [one])]))
     assert all(runner.seconds[part] > first[part] for part in first)
+
+
+def test_few_seats_draw_few_at_a_time_so_that_little_memory_is_kept_for_it() -> None:
+    assert [drawn_together(rows, 4) for rows in (1, 4, 12, 500)] == [4, 4, 12, MAX_DRAWN_TOGETHER]
+    assert [drawn_together(rows, 100) for rows in (1, 500)] == [MIN_DRAWN_TOGETHER, MAX_DRAWN_TOGETHER]

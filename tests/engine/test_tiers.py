@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from pagedd.engine.engine import Engine
+from pagedd.engine.kv import disk_writer
 from pagedd.engine.kv.disk_writer import IDLE_S, DiskWriter
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
+from pagedd.engine.stats import Eviction
 
 PROMPT = list(range(1, 14))  # 3 full blocks and one token
 OTHER = list(range(20, 44))
@@ -175,14 +177,14 @@ def test_what_has_been_evicted_from_the_index_on_request_is_nowhere(bench, tmp_p
     b.add("a", PROMPT, max_tokens=1)
     b.run()
     b.write_to_disk()
-    assert evict_first(b) == (3, 0)
+    assert evict_first(b) == (3, 0, 0)
     b.add("b", PROMPT, max_tokens=1)
     b.run()
     assert b.num_cached("b") == 0
     assert not list(tmp_path.glob("*.kv"))
 
 
-def evict_first(b, prompt: list[int] = PROMPT) -> tuple[int, int] | None:
+def evict_first(b, prompt: list[int] = PROMPT) -> Eviction | None:
     """From the first block of `prompt` on."""
     entries = b.blocks.prefix_cache.roots.values()
     return b.engine.evict_prefix(next(entry.digest for entry in entries if entry.token_ids == tuple(prompt[:4])))
@@ -237,8 +239,25 @@ def test_a_prefix_that_only_a_tier_has_is_evicted_by_its_digest(bench, tmp_path:
     if is_restarted:
         b.disk.close()
         b = bench(num_blocks=6, disk=tmp_path)
-    assert b.engine.evict_prefix(root.digest) == (0, 0)
+    assert b.engine.evict_prefix(root.digest) == (0, 0, 0)
     assert b.engine.evict_prefix(root.digest) is None
+    b.add("b", PROMPT, max_tokens=1)
+    b.run()
+    assert b.num_cached("b") == 0
+
+
+def test_an_eviction_says_what_the_disk_would_not_remove(bench, tmp_path: Path, monkeypatch) -> None:
+    b = bench(num_blocks=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    b.write_to_disk()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(path.name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        assert evict_first(b) == (3, 0, 3)
     b.add("b", PROMPT, max_tokens=1)
     b.run()
     assert b.num_cached("b") == 0
@@ -256,7 +275,7 @@ def test_what_lies_behind_a_gap_that_nobody_can_name_goes_with_an_evicted_prefix
     other = next(entry for entry in b.blocks.prefix_cache.roots.values() if entry.token_ids == tuple(OTHER[:4]))
     b.tiers.save(b.blocks.prefix_cache.stored_block(next(iter(other.children.values()))), 0)
     head = next(block for block in b.tiers.host.newest_first() if block.token_ids == tuple(PROMPT[:4]))
-    assert b.engine.evict_prefix(head.digest) == (0, 0)
+    assert b.engine.evict_prefix(head.digest) == (0, 0, 0)
     assert [block.token_ids for block in b.tiers.host.newest_first()] == [tuple(OTHER[4:8])]
 
 
@@ -291,6 +310,41 @@ def test_an_engine_that_is_idle_lives_on_when_what_it_was_writing_is_evicted(ben
         b.add("x", OTHER[:20], max_tokens=1)
         b.run()
         assert [b.num_cached("a"), b.num_cached("x")] == ([4, 0] if host_slots == 0 else [0, 16])
+
+
+def test_who_begins_with_what_a_tier_had_is_a_hit_of_every_block_of_it(bench) -> None:
+    b = bench(num_blocks=6, host_slots=20)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    fill_with_others(b)
+    b.add("b", PROMPT, max_tokens=1)
+    b.run()
+    assert b.num_cached("b") == 12
+    b.add("c", PROMPT, max_tokens=1)
+    b.run()
+    hits = {entry.token_ids: entry.num_hits for entry in map(b.blocks.prefix_cache.entry, range(6)) if entry}
+    assert [hits[tuple(PROMPT[start : start + 4])] for start in (0, 4, 8)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("seconds_a_block", "num_blocks"), [(1e9, []), (0.002, [1] * 3), (1e-9, [3])])
+def test_the_last_files_are_as_large_as_the_disk_is_quick(
+    bench, tmp_path: Path, monkeypatch, seconds_a_block: float, num_blocks: list[int]
+) -> None:
+    b = bench(num_blocks=20, disk=tmp_path)
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    written: list[int] = []
+
+    def write(blocks) -> bool:
+        written.append(len(blocks))
+        return True
+
+    monkeypatch.setattr(b.disk, "write", write)
+    monkeypatch.setattr(disk_writer.time, "monotonic", lambda: 0.0)
+    b.disk.figures.written_bytes_total = b.disk.form.block_bytes
+    b.disk.figures.write_seconds_total = seconds_a_block
+    b.writer.write_all(0.003)
+    assert written == num_blocks
 
 
 def test_after_drift_nothing_of_what_was_distrusted_is_written(bench, tmp_path: Path) -> None:

@@ -35,7 +35,14 @@ def test_every_key_of_the_default_settings_file_is_accepted_as_it_stands(tmp_pat
 def test_the_unit_does_not_restart_what_waiting_cannot_mend() -> None:
     listed = re.search(r"^RestartPreventExitStatus=(.*)$", UNIT, re.M)
     assert listed is not None
-    for code in ("invalid_setting", "unknown_setting", "unsupported_model", "already_running", "checksum_mismatch"):
+    for code in (
+        "invalid_setting",
+        "unknown_setting",
+        "unsupported_model",
+        "poor_kv_quality",
+        "already_running",
+        "checksum_mismatch",
+    ):
         assert str(EXIT_STATUSES[code]) in listed[1].split()
 
 

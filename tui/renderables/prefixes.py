@@ -148,10 +148,11 @@ def evict_lines(branch: Branch, glyphs: Glyphs) -> list[Line]:
     ]
 
 
-def evicted_words(num_blocks: int, num_kept: int) -> str:
+def evicted_words(num_blocks: int, num_kept: int, num_left_on_disk: int = 0) -> str:
     """What came of it."""
+    left = f"; {blocks_in_words(num_left_on_disk)} stay on the disk" if num_left_on_disk else ""
     kept = f"; {blocks_in_words(num_kept)} in use and kept" if num_kept else ""
-    return f"{blocks_in_words(num_blocks)} evicted{kept}"
+    return f"{blocks_in_words(num_blocks)} evicted{kept}{left}"
 
 
 def blocks_in_words(num_blocks: int) -> str:

@@ -84,7 +84,7 @@ class Prefixes(View):
         async def evict() -> str:
             answer = await source.evict_prefix(digest)
             self._polling.hurry()
-            return evicted_words(answer.num_blocks, answer.num_kept)
+            return evicted_words(answer.num_blocks, answer.num_kept, answer.num_left_on_disk)
 
         def answered(is_sure: bool | int | None) -> None:
             if is_sure:

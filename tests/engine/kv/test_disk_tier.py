@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -331,18 +333,90 @@ def test_a_directory_that_is_open_to_others_is_refused_with_its_mode(open_tier, 
         open_tier()
 
 
-def test_what_cannot_be_removed_still_takes_its_room(open_tier, monkeypatch) -> None:
+@pytest.fixture
+def nothing_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def refusing() -> Iterator[None]:
+        def refuse(path: Path, missing_ok: bool = False) -> None:
+            raise PermissionError(path.name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            yield
+
+    return refusing
+
+
+def test_what_cannot_be_removed_still_takes_its_room_and_is_served(open_tier, nothing_can_be_removed, caplog) -> None:
     tier = open_tier(num_files=2)
     assert tier.write(blocks("a"))
     assert tier.write(blocks("b"))
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(path.name)
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    assert not tier.write(blocks("c"))
+    with nothing_can_be_removed():
+        for letter in "cd":
+            assert not tier.write(blocks(letter))
     on_disk = sum(path.stat().st_size for path in files(tier))
     assert on_disk == tier.stats().num_bytes == 2 * FORM.file_bytes(1)
+    assert (held(tier), tier.figures.evictions_total) == ("ab", 0)
+    assert len(caplog.records) == 1
+    assert tier.write(blocks("e"))
+    assert held(tier) == "be"
+
+
+def test_a_smaller_limit_on_a_directory_that_is_read_only_serves_what_is_there(
+    open_tier, nothing_can_be_removed
+) -> None:
+    open_tier().write(blocks("a"))
+    with nothing_can_be_removed():
+        assert held(open_tier(num_files=0.5)) == "a"
+    assert held(open_tier(num_files=0.5)) == ""
+
+
+def test_what_cannot_be_forgotten_is_counted_and_not_served_and_may_be_tried_again(
+    open_tier, nothing_can_be_removed
+) -> None:
+    tier = open_tier()
+    tier.write(blocks("ab"))
+    tier.write(blocks("c"))
+    with nothing_can_be_removed():
+        assert tier.forget({b"a" * 32, b"c" * 32}) == 2
+    assert held(tier) == "b"
+    assert held(open_tier()) == "abc"
+    tier = open_tier()
+    with nothing_can_be_removed():
+        tier.forget({b"a" * 32})
+    assert tier.forget({b"a" * 32}) == 0
+    assert held(open_tier()) == "c"
+
+
+def test_what_is_distrusted_is_not_served_though_it_cannot_be_removed(open_tier, nothing_can_be_removed) -> None:
+    tier = open_tier()
+    tier.write(blocks("ab"))
+    with nothing_can_be_removed():
+        tier.clear()
+    assert held(tier) == ""
+
+
+@pytest.mark.parametrize(("goes", "left"), [(0, "ab"), (1, "a")])
+def test_a_block_that_lies_in_two_files_outlives_either(open_tier, goes: int, left: str) -> None:
+    tier = open_tier()
+    tier.write(blocks("a"))
+    tier.write(blocks("ab"))
+    tier._remove(list(tier._file_bytes)[goes])
+    assert held(tier) == left
+    assert tier.read(b"a" * 32) == b"aaaaaaaa"
+    assert tier.stats().num_blocks == len(left)
+
+
+def test_a_file_from_the_future_is_as_old_as_the_start_that_found_it(open_tier) -> None:
+    tier = open_tier()
+    for letter in "ab":
+        tier.write(blocks(letter))
+    future_s = time.time() + 10**8
+    os.utime(tier.file_of(b"a" * 32).path, (future_s, future_s))
+    tier = open_tier()
+    time.sleep(0.01)
+    tier.touch([b"b" * 32])
+    assert held(open_tier(num_files=1)) == "b"
 
 
 def test_a_pipe_that_takes_a_files_place_costs_its_blocks_and_holds_nobody_up(open_tier) -> None:

@@ -1,6 +1,7 @@
 """Choices of device and dtype, and the way from a path to a model."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from pagedd.engine.model.load import (
     load_model,
     num_physical_cores,
 )
+from pagedd.engine.model.safetensors import SafetensorsCheckpoint
 
 CPU = torch.device("cpu")
 
@@ -173,3 +175,16 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_count(monkeypatch) -> None:
 def test_this_machine_has_a_name_and_a_core() -> None:
     assert device_name(CPU)
     assert num_physical_cores() >= 1
+
+
+def test_weights_that_a_card_could_never_hold_are_refused_before_one_is_read(tiny, monkeypatch) -> None:
+    folder, model = tiny(tiny_config())
+    num_bytes = 2 * sum(weight.numel() for weight in model.parameters())
+    card = SimpleNamespace(total_memory=num_bytes - 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    checkpoint = SafetensorsCheckpoint(folder)
+    monkeypatch.setattr(SafetensorsCheckpoint, "get", lambda checkpoint, name: pytest.fail("a weight is read"))
+    with pytest.raises(EngineError, match=r"unsupported_device: .* take .* GiB at least, cuda:0 has .*; choose"):
+        load_module._refuse_what_is_too_large(checkpoint, torch.device("cuda", 0), torch.bfloat16)
+    card.total_memory = num_bytes
+    load_module._refuse_what_is_too_large(checkpoint, torch.device("cuda", 0), torch.bfloat16)

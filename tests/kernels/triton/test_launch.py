@@ -43,6 +43,7 @@ def test_up_to_128_query_heads_a_kv_head_have_a_launch_for_every_length_of_chunk
             {"form": "int8", "head_dim": 90},
             "head_dim 90 over a int8 cache needs a multiple of 4; use kv_cache",
         ),
+        ({"arch": 75, "form": "int8", "head_dim": 90}, "use kv_cache_dtype fp16"),
         ({"form": "k8v4", "head_dim": 90}, "head_dim 90 over a k8v4 cache needs a multiple of 4"),
         ({"arch": 75, "head_dim": 512}, "on sm_75 for .*, as 64 KiB of shared memory hold no tile"),
         ({"arch": 75, "num_heads": 128, "num_kv_heads": 1}, "128 query heads a KV head"),

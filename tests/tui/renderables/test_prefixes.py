@@ -111,4 +111,5 @@ def test_evicting_says_how_many_blocks() -> None:
     assert evict_question(branch) == "Evict 1 block: this prefix?"
     assert "stays" in text_of(evict_lines(branch, UNICODE)[-1])
     assert evicted_words(23, 0) == "23 blocks evicted"
+    assert evicted_words(1, 0, 2) == "1 block evicted; 2 blocks stay on the disk"
     assert evicted_words(0, 12) == "0 blocks evicted; 12 blocks in use and kept"
