@@ -48,7 +48,8 @@ class LoadWait:
             while (left_s := self._until_s - time.monotonic()) > 0:
                 # Before the first look as well: a daemon that is ready and yet refuses is asked with pauses.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._given_up.wait(), min(_POLL_S, left_s))
+                    async with asyncio.timeout(min(_POLL_S, left_s)):
+                        await self._given_up.wait()
                     raise PageddError("engine_loading", "the request was cancelled before the model was loaded")
                 if await read_state() not in _BEFORE_READY:
                     return

@@ -339,7 +339,8 @@ class EngineHost:
             self.num_restarts += 1
             self._enter(EngineState.RESTARTING, reason)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
             if self._stopping.is_set():
                 return
 

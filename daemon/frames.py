@@ -52,7 +52,8 @@ class Frames:
         snapshot = None
         detail = service.describe()
         try:
-            snapshot = await asyncio.wait_for(host.snapshot(), _SNAPSHOT_TIMEOUT_S)
+            async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+                snapshot = await host.snapshot()
         except TimeoutError:
             detail = f"the engine has been in one step for over {_SNAPSHOT_TIMEOUT_S:.0f} s"
         except PageddError:
@@ -90,7 +91,8 @@ class Frames:
     async def _read_machine(self) -> Reading:
         """In a thread, because a driver may take its time; what it says later is for a later picture."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._service.read_machine), _MACHINE_TIMEOUT_S)
+            async with asyncio.timeout(_MACHINE_TIMEOUT_S):
+                return await asyncio.to_thread(self._service.read_machine)
         except TimeoutError:
             return Reading()
 

@@ -298,7 +298,8 @@ class Daemon:
         systemd.notify("STOPPING=1", "STATUS=finishing running requests", f"EXTEND_TIMEOUT_USEC={stop_usec}")
         self._service.begin_drain()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._service.drained(), self._config.drain_seconds)
+            async with asyncio.timeout(self._config.drain_seconds):
+                await self._service.drained()
         await self._service.close()
         for api in self._apis:
             await api.close()

@@ -130,7 +130,8 @@ class RouterSocket:
         deadline_s = self._loop.time() + linger_s
         if self._retry is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._no_backlog.wait(), linger_s)
+                async with asyncio.timeout(linger_s):
+                    await self._no_backlog.wait()
         self._is_closed = True
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_reader(self.connections.fileno())

@@ -17,6 +17,7 @@ from pagedd.client.stats_frame import StatsFrame, decode_stats
 from pagedd.daemon import stats_feed
 from pagedd.daemon.frames import EVENTS_IN_A_FRAME
 from pagedd.daemon.stats_feed import Pace
+from pagedd.engine.stats import EngineSnapshot
 
 from .scripted import WAIT_S, ScriptedHost, Served, engine_stats, serving
 
@@ -105,6 +106,28 @@ async def test_a_driver_that_hangs_costs_the_machine_and_no_picture(
     assert frame.machine.memory_total_bytes is None
     assert frame.figures["num_blocks"] == NUM_BLOCKS
     may_end.set()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_whoever_gives_a_picture_up_as_the_engine_answers_is_rid_of_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    snapshot, answer = await served.host.snapshot(), asyncio.get_running_loop().create_future()
+    is_asked = asyncio.Event()
+
+    async def ask() -> EngineSnapshot:
+        is_asked.set()
+        return await answer
+
+    monkeypatch.setattr(served.host, "snapshot", ask)
+    picture = asyncio.create_task(served.service.stats_frame(blocks=False))
+    await asyncio.wait_for(is_asked.wait(), WAIT_S)
+    answer.set_result(snapshot)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    is_given_up = picture.cancel()  # False once it is done
+    await asyncio.wait([picture])
+    assert picture.cancelled() == is_given_up
 
 
 def computing(cpu_percent: float | None, num_running: int = 1) -> StatsFrame:
