@@ -50,7 +50,7 @@ def test_a_caller_over_its_number_in_flight_is_refused_over_both_and_usage_tells
         ) as refused:
             client.generate(prompt_token_ids=[1], max_tokens=2).result()
         assert (refused.value.code, refused.value.retry_after_s) == ("over_quota", 1.0)
-        assert re.search(r"^root +1 +1/1 .* 2 requests ", pagectl(daemon, "usage"), re.MULTILINE)
+        assert re.search(r"^root +1 +1/1 .* requests x2 ", pagectl(daemon, "usage"), re.MULTILINE)
         running.cancel()
         assert client.generate(prompt_token_ids=[1], max_tokens=2).result().usage.completion_tokens == 2
         report = json.loads(pagectl(daemon, "usage", "--json"))
