@@ -312,9 +312,10 @@ def main(argv: list[str] | None = None, import_engine: Callable[[], CreateEngine
     options = parser.parse_args(argv)
     # Before anything slow, so that no front's death goes unseen.
     die_with_parent(options.parent)
-    # Ctrl-C and `systemctl stop` reach every process; the front decides when the engine has finished its requests.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, a terminal that closes and `systemctl stop` reach every process; the front decides when the engine has
+    # finished its requests. The kernel also hangs up a group with a stopped process when the last parent outside goes.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logs.setup(options.log_level, options.log_format)
     keep_trace = fatal_trace.arm(options.trace)
     link = Link(options.link)

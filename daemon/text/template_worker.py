@@ -103,7 +103,8 @@ def _end(process: subprocess.Popen[bytes]) -> str:
 
 def main() -> None:
     """Answers frames on standard input until it closes. The first carries the template."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the daemon's terminal is the daemon's to handle
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C in the daemon's terminal, and its end, are the daemon's
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     source, template = "", None

@@ -133,6 +133,19 @@ def test_a_request_that_outlives_the_drain_gets_its_terminal_message(start_daemo
     assert (running.answer[0], json.loads(running.answer[1])["error"]["code"]) == (503, "shutting_down")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_reaches_the_engine_too_is_left_to_the_front(
+    start_daemon: StartDaemon, number: signal.Signals
+) -> None:
+    daemon = start_daemon(fake_engine=True).wait_ready()
+    running = InBackground(daemon, [Prompt.SLOW], max_tokens=50)
+    engine = engine_of(daemon)
+    engine.send_signal(number)
+    running.join()
+    assert running.answer[0] == 200
+    assert engine.is_running()
+
+
 def test_a_second_signal_ends_everything_at_once(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--drain-seconds", "3000", fake_engine=True).wait_ready()
     engine = engine_of(daemon)
