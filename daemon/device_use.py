@@ -66,21 +66,25 @@ class DeviceUse:
         return bool(self._claims)
 
     @property
-    def _yields_because(self) -> str | None:
-        return ", ".join(self._claims.values()) or None
+    def _yields_because(self) -> str:
+        return ", ".join(self._claims.values())
+
+    @property
+    def _is_waking(self) -> bool:
+        return self._host.is_sleeping and self._host.state in (EngineState.STARTING, EngineState.LOADING)
 
     @property
     def state(self) -> str:
         """In one word, the engine's or `yielding`."""
-        return "yielding" if self._yields_because is not None else self._host.state.value
+        return "yielding" if self.is_yielded else self._host.state.value
 
     def describe(self) -> str:
         """The state in words."""
-        return self._host.describe() if self._yields_because is None else f"yielding: {self._yields_because}"
+        return f"yielding: {self._yields_because}" if self.is_yielded else self._host.describe()
 
     def why_it_ended(self) -> Broken:
         """For a request that the engine still had when it ended as it was told."""
-        if self._yields_because is not None:
+        if self.is_yielded:
             return Broken("device_yielded", f"it did not end before others got the device ({self._yields_because})")
         if self._is_swapping:
             return Broken("engine_loading", "it did not end before another model was loaded; send it again")
@@ -148,7 +152,7 @@ class DeviceUse:
 
     def check_not_yielded(self) -> None:
         """Raises `PageddError("device_yielded")` while others have the device."""
-        if self._yields_because is not None:
+        if self.is_yielded:
             raise PageddError(
                 "device_yielded", f"the device is left to others ({self._yields_because}); try again afterwards"
             )
@@ -206,14 +210,14 @@ class DeviceUse:
         `PageddError` when there is no engine that could be put to sleep.
         """
         while True:
-            while self._host.is_sleeping and self._host.state in (EngineState.STARTING, EngineState.LOADING):
+            while self._is_waking:
                 await self._host.wait_changed()
             if self._host.state is EngineState.ASLEEP:
                 return
             if not self._host.is_sleeping:
                 self._host.begin_sleep()
             await self._running_ended(within_s)
-            if self._host.is_sleeping and self._host.state not in (EngineState.STARTING, EngineState.LOADING):
+            if self._host.is_sleeping and not self._is_waking:
                 return
 
     async def _running_ended(self, within_s: float | None = None) -> None:

@@ -46,7 +46,9 @@ class RequestLog:
             self._write(line)
         except OSError as error:
             if not self._has_failed:
-                log.warning("requests are not logged to %s for now: %s", self._path, error.strerror or error)
+                log.warning(
+                    "%s takes no requests until it can be written again: %s", self._path, error.strerror or error
+                )
             self._has_failed = True
             self.close()
         else:

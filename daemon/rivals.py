@@ -1,7 +1,7 @@
 """Who else needs the device now: programs that were named, or anybody whose memory leaves too little of the card free.
 
 Owns the judgement and its calm: a device that has just become free may be wanted again at once, and a load takes
-seconds. `service.py` gives the device up and takes it back; when to look is `server.py`'s.
+seconds. `device_use.py` gives the device up and takes it back; when to look is `server.py`'s.
 """
 
 import logging

@@ -7,9 +7,9 @@ connections that bytes still come from are ended, which frees what they have sen
 
 import asyncio
 import logging
-import resource
 from collections.abc import Sequence
-from pathlib import Path
+
+import psutil
 
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.zmq_connections import ConnectionMonitor
@@ -77,5 +77,4 @@ async def _let_go() -> None:
 
 def resident_bytes() -> int:
     """Of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    return int(psutil.Process().memory_info().rss)

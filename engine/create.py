@@ -122,9 +122,11 @@ def create_runner(
         )
     max_model_len = config.max_model_len or loaded.config.max_position
     budget = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
-    kv_form = _kv_form(config.kv_cache_dtype, loaded)
+    kv_form = choose_kv_form(
+        config.kv_cache_dtype, loaded.dtype, loaded.config.head_dim, beside_quantized=loaded.model.has_quantized_weights
+    )
     bytes_per_block = KVStorage.bytes_per_block(loaded.config, kv_form, config.block_size)
-    runs_ahead = config.async_scheduling == "on" or (config.async_scheduling == "auto" and device.type == "cuda")
+    runs_ahead = is_run_ahead(config.async_scheduling, device)
     # A guess needs the tokens before it, which a step that runs ahead does not know yet.
     num_guesses = 0 if runs_ahead else config.num_speculative_tokens
     max_logits_rows = min(budget, config.max_num_seqs * (1 + num_guesses))
@@ -247,13 +249,17 @@ def _create_tiers(config: EngineConfig, runner: ModelRunner, info: EngineInfo) -
     )
 
 
-def _kv_form(name: str, loaded: LoadedModel) -> KVForm:
-    """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' dtype."""
+def choose_kv_form(name: str, dtype: torch.dtype, head_dim: int, *, beside_quantized: bool) -> KVForm:
+    """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' `dtype`."""
     if name != "auto":
         return FORMS[name]
     # Rows of bytes are read in words of four.
-    can_be_int8 = loaded.model.has_quantized_weights and loaded.config.head_dim % 4 == 0
-    return FORMS["int8"] if can_be_int8 else form_of(loaded.dtype)
+    return FORMS["int8"] if beside_quantized and head_dim % 4 == 0 else form_of(dtype)
+
+
+def is_run_ahead(async_scheduling: str, device: torch.device) -> bool:
+    """Whether the next step is formed while the device computes one."""
+    return async_scheduling == "on" or (async_scheduling == "auto" and device.type == "cuda")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pagedd.engine.config import DEFAULT_MEMORY_SHARE, EngineConfig
-from pagedd.engine.create import DEFAULT_BATCHED_TOKENS
+from pagedd.engine.create import DEFAULT_BATCHED_TOKENS, choose_kv_form, is_run_ahead
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv.storage import KVStorage
 from pagedd.engine.model.config import DecoderConfig
@@ -17,7 +17,6 @@ from pagedd.engine.model.decoder import Checkpoint
 from pagedd.engine.model.load import check_loadable, choose_dtype, num_physical_cores, usable_device
 from pagedd.engine.model.weight_blocks import BlockCheckpoint
 from pagedd.kernels import ops
-from pagedd.kernels.kv_form import FORMS, form_of
 
 
 def foresee(settings: EngineConfig, *, has_model: bool) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def foresee(settings: EngineConfig, *, has_model: bool) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
-        "async_scheduling": "on" if device.type == "cuda" else "off",
+        "async_scheduling": "on" if is_run_ahead("auto", device) else "off",
         "max_num_batched_tokens": DEFAULT_BATCHED_TOKENS[device.type],
         "gpu_memory_utilization": DEFAULT_MEMORY_SHARE[device.type],
     }
@@ -40,21 +39,18 @@ def foresee(settings: EngineConfig, *, has_model: bool) -> dict[str, Any]:
     if has_model and (opened := check_loadable(settings)) is not None:
         config, checkpoint = opened
         chosen["max_model_len"] = config.max_position
-        form = settings.kv_cache_dtype
-        if form == "auto":
-            form = "int8" if _has_quantized_weights(settings, config, checkpoint) else form_of(dtype).name
-            # Other kernels than the best hold weights otherwise; which run is seen when they are built.
-            if ops.BACKEND_VARIABLE not in os.environ:
-                chosen["kv_cache_dtype"] = form
-        bytes_per_block = KVStorage.bytes_per_block(config, FORMS[form], settings.block_size)
+        is_quantized = _has_quantized_weights(settings, config, checkpoint)
+        form = choose_kv_form(settings.kv_cache_dtype, dtype, config.head_dim, beside_quantized=is_quantized)
+        # Other kernels than the best hold weights otherwise; which run is seen when they are built.
+        if settings.kv_cache_dtype == "auto" and ops.BACKEND_VARIABLE not in os.environ:
+            chosen["kv_cache_dtype"] = form.name
+        bytes_per_block = KVStorage.bytes_per_block(config, form, settings.block_size)
         _refuse_larger_than_the_machine(settings, device, bytes_per_block)
     return chosen
 
 
 def _has_quantized_weights(settings: EngineConfig, config: DecoderConfig, checkpoint: Checkpoint) -> bool:
-    """What `auto` makes the cache int8 beside."""
-    if config.head_dim % 4:
-        return False
+    """Whether the weights will be, as far as the file's names tell."""
     if settings.weight_dtype != "auto":
         return settings.weight_dtype in ("int8", "int4")
     if settings.dtype == "float32" or not isinstance(checkpoint, BlockCheckpoint):

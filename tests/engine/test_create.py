@@ -1,17 +1,17 @@
 """From settings to a runner: what is chosen, what is refused, and what the pool gets."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.config_check import refuse_unfit
-from pagedd.engine.create import _kv_form, create_runner
+from pagedd.engine.create import choose_kv_form, create_runner
 from pagedd.engine.errors import EngineError
+from pagedd.engine.foresee import foresee
 from pagedd.engine.model.cpu_decoder import KV_FORMS
-from pagedd.engine.model.load import LoadedModel, check_loadable
+from pagedd.engine.model.load import check_loadable
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint
 
 CPU = torch.device("cpu")
@@ -54,6 +54,14 @@ def test_the_factory_fills_in_every_choice(folder, caplog) -> None:
     assert set(runner.seconds.values()) == {0.0}, "the warm-up is not a step"
 
 
+def test_what_is_foreseen_before_a_weight_is_read_is_what_the_engine_chooses(folder) -> None:
+    foreseen = foresee(EngineConfig(model=str(folder), device="cpu", dtype="float32"), has_model=True)
+    runner, info = make(folder)
+    for name in ("device", "dtype", "kv_cache_dtype", "max_model_len", "max_num_batched_tokens"):
+        assert foreseen[name] == getattr(info, name), name
+    assert (foreseen["async_scheduling"] == "on") == runner.runs_ahead
+
+
 def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
     _, info = make(folder, num_blocks=1, block_size=8)
     assert info.num_blocks == 1
@@ -91,15 +99,13 @@ def test_a_form_that_quantizes_whole_blocks_is_refused_in_small_ones(folder) -> 
 
 
 def test_the_form_of_the_cache_follows_the_weights_unless_it_is_asked_for() -> None:
-    assert _kv_form("auto", loaded_with(has_quantized_weights=True)).name == "int8"
-    assert _kv_form("auto", loaded_with(has_quantized_weights=False)).name == "bf16"
-    assert _kv_form("auto", loaded_with(has_quantized_weights=True, head_dim=90)).name == "bf16"
-    assert _kv_form("float32", loaded_with(has_quantized_weights=True)).name == "float32"
+    def chosen(name: str, head_dim: int = 64, *, beside_quantized: bool = True) -> str:
+        return choose_kv_form(name, torch.bfloat16, head_dim, beside_quantized=beside_quantized).name
 
-
-def loaded_with(head_dim: int = 64, **attributes) -> LoadedModel:
-    model, config = SimpleNamespace(**attributes), SimpleNamespace(head_dim=head_dim)
-    return LoadedModel(model, None, config, CPU, torch.bfloat16)  # type: ignore[arg-type]
+    assert chosen("auto") == "int8"
+    assert chosen("auto", beside_quantized=False) == "bf16"
+    assert chosen("auto", head_dim=90) == "bf16"
+    assert chosen("float32") == "float32"
 
 
 def test_a_context_longer_than_the_models_own_is_refused_with_both_numbers(folder) -> None:
