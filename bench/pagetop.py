@@ -10,15 +10,10 @@ start of the process to the first byte of a picture with a frame in it.
 """
 
 import argparse
-import fcntl
 import os
-import pty
 import select
-import struct
-import subprocess
 import sys
 import tempfile
-import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +23,7 @@ import zmq
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.bench.report import print_report
+from pagedd.bench.terminal import start_in_terminal
 from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.protocol import encode
 
@@ -56,7 +52,8 @@ def measure(frames: list[bytes], *, keys: bytes = b"") -> Cost:
         publisher = context.socket(zmq.XPUB)
         publisher.bind(ipc(Endpoints(Path(directory)).stats))
         started_s = time.perf_counter()
-        process, terminal = _start(directory)
+        command = [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", directory]
+        process, terminal = start_in_terminal(command, LINES, COLUMNS, {"COLORTERM": "truecolor"})
         try:
             publisher.poll(int(_FIRST_PAINT_LIMIT_S * 1000))
             publisher.send(frames[0])
@@ -97,21 +94,6 @@ def make_frames(num_blocks: int, num_requests: int, num_frames: int) -> list[byt
     for _ in range(40):
         engine.frame()
     return [encode(engine.frame()) for _ in range(num_frames)]
-
-
-def _start(directory: str) -> tuple[subprocess.Popen[bytes], int]:
-    terminal, its_end = pty.openpty()
-    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", directory],
-        stdin=its_end,
-        stdout=its_end,
-        stderr=its_end,
-        start_new_session=True,
-        env=os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"},
-    )
-    os.close(its_end)
-    return process, terminal
 
 
 def _until_painted(terminal: int) -> float:

@@ -1,23 +1,19 @@
 """The real program in a terminal of its own: it sleeps until somebody types or a frame comes."""
 
 import os
-import pty
 import select
-import struct
-import subprocess
 import sys
 import tempfile
-import termios
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from fcntl import ioctl
 from pathlib import Path
 
 import pytest
 import zmq
 
 from pagedd.bench.frames import FakeEngine
+from pagedd.bench.terminal import start_in_terminal
 from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.protocol import encode
 
@@ -33,17 +29,8 @@ class Program:
         self._context = zmq.Context()
         publisher = self._context.socket(zmq.XPUB)
         publisher.bind(ipc(Endpoints(Path(directory)).stats))
-        self._terminal, its_end = pty.openpty()
-        ioctl(its_end, termios.TIOCSWINSZ, struct.pack("4H", 30, 120, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", directory],
-            stdin=its_end,
-            stdout=its_end,
-            stderr=its_end,
-            start_new_session=True,
-            env=os.environ | {"TERM": "xterm-256color"},
-        )
-        os.close(its_end)
+        command = [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", directory]
+        self.process, self._terminal = start_in_terminal(command, rows=30, columns=120)
         assert publisher.poll(int(WAIT_S * 1000)), "it subscribes"
         frame = FakeEngine().frame()
         frame.interval_s = FAR_S
