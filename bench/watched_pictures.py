@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import bisect
 import itertools
-import json
 import os
 import random
 import statistics
@@ -35,7 +34,7 @@ import zmq
 
 from pagedd.bench.daemon_process import running_daemon
 from pagedd.bench.report import Cell, print_report
-from pagedd.bench.watched_steps import BLOCK_SIZE, cpu_s, pagetops
+from pagedd.bench.watching import cpu_s, flags, interval, kept, make_parser, pagetops, parse
 from pagedd.client.aio import AsyncClient
 from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.daemon.stats_feed import SATURATED_INTERVAL_S
@@ -51,7 +50,6 @@ _READ_BEFORE_S, _READ_AFTER_S = -0.15, 0.15
 _UNTIL_NEXT_S = (0.2, 0.3)
 # Of a core. A picture beside somebody else's work says nothing.
 _MAX_OTHERS = 0.15
-_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +76,8 @@ class Moment:
 
 
 async def measure(args: argparse.Namespace) -> list[Picture]:
-    num_blocks = max(args.blocks, args.sequences * (_ANSWER_TOKENS // BLOCK_SIZE + 2))
-    flags = ["--model", args.model, "--num-blocks", str(num_blocks), "--max-num-seqs", str(args.sequences)]
-    # A step is then a token of each, whatever they write.
-    flags += ["--num-speculative-tokens", "0"]
     pictures: list[Picture] = []
-    async with running_daemon(flags) as daemon:
+    async with running_daemon(flags(args, _ANSWER_TOKENS)) as daemon:
         directory = daemon.http_socket.parent
         async with AsyncClient(directory, timeout_s=60.0) as client, pagetops(directory, args.pagetops) as pids:
             ours = [os.getpid(), daemon.pid, *(child.pid for child in psutil.Process(daemon.pid).children())]
@@ -185,15 +179,8 @@ class Bell:
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean between the bounds of its 95 % confidence interval: (low, mean, high)."""
-    draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return means[_RESAMPLES * 25 // 1000], statistics.fmean(values), means[_RESAMPLES * 975 // 1000]
-
-
 def picture_row(pictures: Sequence[Picture]) -> dict[str, Cell]:
-    low, mean, high = mean_interval([picture.lost_s for picture in pictures])
+    low, mean, high = interval([picture.lost_s for picture in pictures], statistics.fmean)
     return {
         "pictures": len(pictures),
         "step ms": 1e3 * statistics.median(picture.step_s for picture in pictures),
@@ -206,24 +193,12 @@ def picture_row(pictures: Sequence[Picture]) -> dict[str, Cell]:
     }
 
 
-def kept_pictures(path: Path) -> list[Picture]:
-    return [Picture(**one) for one in json.loads(path.read_text())["kept"]]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default", help="name or path (default: the default model)")
-    parser.add_argument("--pagetops", type=int, default=3, help="default %(default)s")
-    parser.add_argument("--sequences", type=int, default=8, help="that decode (default %(default)s)")
-    parser.add_argument("--blocks", type=int, default=10_000, help="of the pool (default %(default)s)")
+    parser = make_parser(__doc__, "pictures")
     parser.add_argument("--seconds", type=float, default=60.0, help="of measuring (default %(default)s)")
-    parser.add_argument("--append", action="store_true", help="to the pictures that the output has")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
-    args = parser.parse_args()
-    if args.append and args.output is None:
-        parser.error("--append needs --output FILE, which has the pictures of before")
+    args = parse(parser)
 
-    pictures = [*(kept_pictures(args.output) if args.append else []), *asyncio.run(measure(args))]
+    pictures = [*(kept(args.output, Picture) if args.append else []), *asyncio.run(measure(args))]
     if not pictures:
         sys.exit("no picture counts: others kept the machine busy all along; try again when it is quiet")
     rows = [picture_row(pictures)]

@@ -1,19 +1,8 @@
 """What a picture costs: tokens that did not come after it, and processor time with and without one."""
 
-import json
-from dataclasses import asdict
-from pathlib import Path
-
 import pytest
 
-from pagedd.bench.watched_pictures import (
-    Moment,
-    Picture,
-    kept_pictures,
-    mean_interval,
-    picture_row,
-    pictures_of,
-)
+from pagedd.bench.watched_pictures import Moment, Picture, picture_row, pictures_of
 
 
 def tokens(pauses: dict[float, float], until_s: float) -> list[float]:
@@ -63,15 +52,3 @@ def test_the_share_is_that_of_a_picture_in_two_seconds() -> None:
     row = picture_row([Picture(lost_s=0.010, step_s=0.004, pagetops_s=0.006, between=0.001)] * 3)
     assert [row[name] for name in ("lost ms", "lost %", "from %", "to %")] == pytest.approx([10.0, 0.5, 0.5, 0.5])
     assert [row[name] for name in ("step ms", "pagetops ms", "between %")] == pytest.approx([4.0, 6.0, 0.1])
-
-
-def test_the_interval_holds_the_mean() -> None:
-    low, mean, high = mean_interval([1.0, 2.0, 3.0, 10.0] * 10)
-    assert 2.5 < low < mean < high < 5.5
-    assert mean == 4.0
-
-
-def test_the_pictures_of_a_report_are_taken_on(tmp_path: Path) -> None:
-    pictures = [Picture(0.010, 0.004, 0.006, 0.0), Picture(-0.001, 0.005, 0.007, 0.0)]
-    (tmp_path / "report.json").write_text(json.dumps({"kept": [asdict(one) for one in pictures]}))
-    assert kept_pictures(tmp_path / "report.json") == pictures

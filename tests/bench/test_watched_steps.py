@@ -1,14 +1,8 @@
-"""What watching costs: windows side by side, and how sure their difference is."""
-
-import json
-import os
-import threading
-from dataclasses import asdict
-from pathlib import Path
+"""What watching costs: windows side by side."""
 
 import pytest
 
-from pagedd.bench.watched_steps import Round, Window, cpu_s, kept_rounds, median_interval, shares, step_row
+from pagedd.bench.watched_steps import Round, Window, shares, step_row
 
 
 def make_round(alone_s: float, watched_s: float) -> Round:
@@ -21,30 +15,6 @@ def test_a_drift_from_round_to_round_is_no_cost_of_watching() -> None:
     assert row["rounds"] == 4
 
 
-def test_the_interval_holds_the_median_and_grows_with_the_noise() -> None:
-    calm, noisy = ([1.0 + width * (number % 11 - 5) for number in range(44)] for width in (0.01, 0.1))
-    for values, least, most in ((calm, 0.98, 1.02), (noisy, 0.8, 1.2)):
-        low, middle, high = median_interval(values)
-        assert least <= low < middle < high <= most
-        assert middle == pytest.approx(1.0)
-
-
 def test_shares_are_the_fronts_part_beyond_its_own_and_the_pagetops_whole() -> None:
     told = shares([make_round(1.0, 1.0)] * 3)
     assert (told["front %"], told["pagetops %"]) == (pytest.approx(1.0), pytest.approx(9.0))
-
-
-def test_the_rounds_of_a_report_are_taken_on(tmp_path: Path) -> None:
-    rounds = [make_round(1.0, 1.01), make_round(1.1, 1.0)]
-    (tmp_path / "report.json").write_text(json.dumps({"kept": [asdict(one) for one in rounds]}))
-    assert kept_rounds(tmp_path / "report.json") == rounds
-
-
-def test_processor_time_is_that_of_all_threads() -> None:
-    before = cpu_s(os.getpid())
-    worker = threading.Thread(target=lambda: sum(range(3_000_000)))
-    worker.start()
-    while worker.is_alive():
-        now = cpu_s(os.getpid())
-    worker.join()
-    assert now > before
