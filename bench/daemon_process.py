@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -65,10 +66,17 @@ async def running_daemon(
                 process.wait()
 
 
-async def _is_ok(socket: Path, path: str) -> bool:
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def _is_ok(http_socket: Path, path: str) -> bool:
     try:
         async with (
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(http_socket))) as session,
             session.get(f"http://localhost{path}") as response,
         ):
             return response.status == 200

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from pagedd.bench.daemon_process import running_daemon
+from pagedd.bench.daemon_process import free_port, running_daemon
 from pagedd.bench.load import LoadClient, LoadRequest, percentile
 from pagedd.bench.report import Cell, print_report
 
@@ -86,9 +85,7 @@ async def be_calm(url: str, key: str, num_requests: int, draw: random.Random) ->
 @contextlib.asynccontextmanager
 async def daemon_with_keys(flags: list[str], *, has_quota: bool) -> AsyncIterator[str]:
     """A daemon for the keys `calm` and `greedy`; its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="pagedd-bench-") as directory:
         keys, config = Path(directory) / "keys", Path(directory) / "pagedd.toml"
         keys.write_text("calm calm\ngreedy greedy\n")

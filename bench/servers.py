@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,7 +19,7 @@ from typing import Protocol
 import aiohttp
 import psutil
 
-from pagedd.bench.daemon_process import running_daemon
+from pagedd.bench.daemon_process import free_port, running_daemon
 from pagedd.bench.load import LoadClient, LoadRequest, percentile
 
 SEATS = 32
@@ -156,7 +155,7 @@ class _PipedServer:
 @contextlib.asynccontextmanager
 async def _http(command: list[str], environment: dict[str, str] | None = None) -> AsyncIterator[RunningServer]:
     """A server with `/health`, on a TCP port of its own."""
-    port, started = _free_port(), time.perf_counter()
+    port, started = free_port(), time.perf_counter()
     url = f"http://127.0.0.1:{port}"
     async with _process([*command, "--port", str(port)], environment=environment) as (process, log):
         while not await _is_healthy(url):
@@ -242,13 +241,6 @@ def _check_length(num_output_tokens: int, load: Sequence[LoadRequest]) -> None:
     num_asked = sum(request.num_output_tokens for request in load)
     if num_output_tokens != num_asked:
         raise RuntimeError(f"asked for {num_asked} tokens, got {num_output_tokens}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(log: Path, num_characters: int = 2000) -> str:

@@ -11,13 +11,12 @@ import argparse
 import asyncio
 import os
 import secrets
-import socket
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from pagedd.bench.daemon_process import RunningDaemon, running_daemon
+from pagedd.bench.daemon_process import RunningDaemon, free_port, running_daemon
 from pagedd.bench.report import print_report
 from pagedd.bench.soak.faults import Faults
 from pagedd.bench.soak.held import Held
@@ -58,7 +57,7 @@ class Soak:
         self._seed = seed
         self._interval_s = interval_s
         self._folder = folder
-        self._tcp = HttpDoor(port=_free_port(), key=secrets.token_hex(24))
+        self._tcp = HttpDoor(port=free_port(), key=secrets.token_hex(24))
         disk = SmallDisk(folder / "state", DISK_BYTES)
         disk.folder.mkdir()
         self._disk = disk if disk.is_possible else None
@@ -128,12 +127,6 @@ async def _answers(client: AsyncClient) -> bool:
     except PageddError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -181,6 +181,14 @@ def socket_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture
 def start_daemon(socket_folder: Path, daemon_cache: Path, model_gguf: Path) -> Iterator[StartDaemon]:
     """`start_daemon(*flags, fake_engine=False, environ=None, run="run") -> RunningDaemon`, with the real model."""
     factory = DaemonFactory(socket_folder, daemon_cache, model_gguf)

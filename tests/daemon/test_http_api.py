@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -30,14 +29,6 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 async def served(socket_folder: Path) -> AsyncIterator[Served]:
     async with serving(socket_folder) as running:
         yield running
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

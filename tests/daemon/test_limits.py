@@ -2,7 +2,6 @@
 
 import math
 import re
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +27,11 @@ KEY = "first-key"
 
 
 @pytest.fixture
-async def served(socket_folder: Path) -> AsyncIterator[Served]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+async def served(socket_folder: Path, free_port: int) -> AsyncIterator[Served]:
     keys = socket_folder / "keys"
     keys.write_text(KEY)
-    async with serving(socket_folder, max_prompts_per_request=128, http_port=port, api_key_file=keys) as running:
-        yield replace(running, tcp_port=port)
+    async with serving(socket_folder, max_prompts_per_request=128, http_port=free_port, api_key_file=keys) as running:
+        yield replace(running, tcp_port=free_port)
 
 
 async def over_tcp(served: Served, fields: dict[str, Any]) -> tuple[str | None, str | None]:

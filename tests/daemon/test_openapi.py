@@ -1,7 +1,6 @@
 """The OpenAPI document says what the API does, and the API does what the document says."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,18 +40,18 @@ def test_a_field_has_the_range_that_is_checked() -> None:
     }
 
 
-def test_whatever_is_sent_is_answered_as_the_document_says(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+def test_whatever_is_sent_is_answered_as_the_document_says(
+    start_daemon: StartDaemon, free_port: int, tmp_path: Path
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text(hash_line(KEY, "tester"))
     daemon = start_daemon(
-        *("--http-port", str(port), "--api-key-file", str(keys)),
+        *("--http-port", str(free_port), "--api-key-file", str(keys)),
         *("--max-prompts-per-request", "2", "--max-model-len", "64"),
         fake_engine=True,
         environ={"FAKE_ENGINE_LOAD": "ok"},
     ).wait_ready()
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{free_port}"
     # Of what is valid by its form, much is refused all the same: prompts that are too long, ids that the model lacks.
     run = subprocess.run(
         [

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -127,14 +126,11 @@ async def test_a_salt_keeps_a_prompt_apart_and_the_same_salt_does_not(http: aioh
 
 
 async def test_callers_do_not_share_prompts_even_with_each_others_salt(
-    start_daemon: StartDaemon, socket_folder: Path
+    start_daemon: StartDaemon, socket_folder: Path, free_port: int
 ) -> None:
     (socket_folder / "keys").write_text("one\ntwo\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     daemon = start_daemon(
-        "--num-blocks", "64", "--http-port", str(port), "--api-key-file", str(socket_folder / "keys")
+        "--num-blocks", "64", "--http-port", str(free_port), "--api-key-file", str(socket_folder / "keys")
     ).wait_ready()
 
     async def cached(http: aiohttp.ClientSession, key: str | None, **fields: Any) -> int:
@@ -147,7 +143,7 @@ async def test_callers_do_not_share_prompts_even_with_each_others_salt(
             return tokens
 
     async with (
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as tcp,
+        aiohttp.ClientSession(f"http://127.0.0.1:{free_port}") as tcp,
         aiohttp.ClientSession("http://x", connector=aiohttp.UnixConnector(str(daemon.endpoints.http))) as unix,
     ):
         assert await cached(tcp, "one") == 0

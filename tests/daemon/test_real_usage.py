@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -59,18 +58,17 @@ def test_a_caller_over_its_number_in_flight_is_refused_over_both_and_usage_tells
     assert 'pagedd:caller_refusals_total{caller="root",limit="requests"} 2.0' in daemon.get("/metrics")[1]
 
 
-def test_an_api_key_has_its_own_quota_and_usage_by_its_name(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_an_api_key_has_its_own_quota_and_usage_by_its_name(
+    start_daemon: StartDaemon, free_port: int, tmp_path: Path
+) -> None:
     (tmp_path / "keys").write_text("laptop sk-1\ndesk sk-2\n")
     (tmp_path / "pagedd.toml").write_text(
-        f'http_port = {port}\napi_key_file = "{tmp_path / "keys"}"\n[quota.key.laptop]\ntokens_per_minute = 10\n'
+        f'http_port = {free_port}\napi_key_file = "{tmp_path / "keys"}"\n[quota.key.laptop]\ntokens_per_minute = 10\n'
     )
     daemon = start_daemon("--config", str(tmp_path / "pagedd.toml"), fake_engine=True).wait_ready()
 
     def ask(key: str, max_tokens: int) -> tuple[int, str | None, str]:
-        connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", free_port, timeout=30)
         headers = {"Authorization": f"Bearer {key}"}
         connection.request("POST", "/v1/completions", json.dumps({"prompt": [1], "max_tokens": max_tokens}), headers)
         response = connection.getresponse()
