@@ -130,7 +130,8 @@ TINY = Sizes(
 )
 
 BYTES_OF_A_JOB = 3 << 30  # torch's context, and a layer's cache of a full batch at the long context
-AHEAD = ("attention", "linear", "correct")  # whose kernels several processes compile before anything is timed
+COMPILED_AHEAD = ("attention", "linear")  # whose kernels several processes compile before anything is timed
+SHARED_OUT = ("correct",)  # whose cases those processes compute as well, each its own
 
 # Shares of the card's own ceilings, as measured in `ceilings`; and how many times as quick as transformers.
 TARGETS = {
@@ -208,10 +209,10 @@ def main() -> int:
     try:
         names = [name for name in parts if name in (args.parts or parts)]
         num_jobs = 1 if count > 1 else args.jobs or (1 if args.tiny else _num_jobs(torch.cuda.mem_get_info(device)[0]))
-        ahead = [name for name in names if name in AHEAD]
+        ahead = [name for name in names if name in (*COMPILED_AHEAD, *SHARED_OUT)]
         if num_jobs > 1 and ahead:
             _run_ahead(ahead, num_jobs, args, failed, keep)
-            names = [name for name in names if name != "correct"]
+            names = [name for name in names if name not in SHARED_OUT]
         for name in names:
             started, num_before = time.perf_counter(), len(rows)
             _run(name, parts[name], check, failed, keep)
@@ -239,9 +240,10 @@ def _run_ahead(
     failed: dict[str, str],
     keep: Callable[[dict[str, Any]], None],
 ) -> None:
-    """The parts' cases, shared out to processes: that compiles them on all cores, and is all that `correct` needs.
+    """The parts' cases, shared out to processes: that compiles them on all cores, and is all that `SHARED_OUT` need.
 
-    A process that a kernel brings down costs the cases that it had not compared yet.
+    A process that a kernel brings down costs the cases of those that it had not computed yet; what was only to be
+    compiled is compiled when it is timed.
     """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -264,14 +266,15 @@ def _run_ahead(
                 if output.exists():
                     report = json.loads(output.read_text())
                 for row in report["rows"]:
-                    if row["part"] == "correct":
+                    if row["part"] in SHARED_OUT:
                         keep(row)
                         if row["unit"] == "failed":
-                            failed.setdefault("correct", row["what"])
+                            failed.setdefault(row["part"], row["what"])
                 if not report["complete"]:
-                    print(errors, file=sys.stderr)
                     last = next(reversed(errors.strip().splitlines()), "")
-                    failed[names[-1]] = f"a process ended with {process.returncode}: {last}"
+                    why = f"a process ended with {process.returncode}: {last}"
+                    print(errors, why, sep="\n", file=sys.stderr)
+                    failed.update((name, why) for name in names if name in SHARED_OUT)
         finally:
             for process in processes:
                 process.kill()

@@ -28,7 +28,7 @@ class Check:
 
     Attributes:
         decode_rates: batch → the engine's tokens a second, once `model` has measured them.
-        share: which of how many processes this is, each of which takes its cases of what the first three compute.
+        share: which of how many processes this is, each of which takes its cases of the parts that ask `takes_next`.
         only_compiles: nothing is timed; what is launched, Triton keeps for the process that times it.
     """
 

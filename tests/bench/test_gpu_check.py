@@ -258,26 +258,42 @@ def test_processes_share_the_cases(tmp_path: Path) -> None:
     assert {"rms_norm", "keep_best, weights left over"} <= set(names)
 
 
-def test_a_process_that_dies_is_a_fault_and_the_others_count(
+class Dying:
+    """One of two processes: the first compares a kernel if it is to, the second dies."""
+
+    returncode = -11
+
+    def __init__(self, command: list[str], **options: object) -> None:
+        index, output = command[command.index("--share") + 1], Path(command[-1])
+        if index == "0":
+            row = {"part": "correct", **gpu_parts.row("rms_norm", 0.001, "largest error")}
+            output.write_text(json.dumps({"complete": True, "rows": [row] if "correct" in command else []}))
+
+    def communicate(self) -> tuple[str, str]:
+        return "", "illegal memory access"
+
+    def kill(self) -> None: ...
+    def wait(self) -> None: ...
+
+
+def test_a_process_that_dies_is_a_fault_of_what_it_compared_and_the_others_count(
     here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Dying:
-        returncode = -11
-
-        def __init__(self, command: list[str], **options: object) -> None:
-            index, output = command[command.index("--share") + 1], Path(command[-1])
-            if index == "0":
-                row = gpu_parts.row("rms_norm", 0.001, "largest error")
-                output.write_text(json.dumps({"complete": True, "rows": [{"part": "correct", **row}]}))
-
-        def communicate(self) -> tuple[str, str]:
-            return "", "illegal memory access"
-
-        def kill(self) -> None: ...
-        def wait(self) -> None: ...
-
     monkeypatch.setattr("subprocess.Popen", Dying)
-    assert here("--tiny", "--jobs", "2", "correct") == 1
+    monkeypatch.setitem(gpu_parts.PARTS, "linear", lambda check: iter(()))
+    assert here("--tiny", "--jobs", "2", "correct", "linear") == 1
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["what"] for row in report["rows"]] == ["rms_norm"]
     assert report["failed"] == {"correct": "a process ended with -11: illegal memory access"}
+
+
+def test_a_process_that_dies_while_it_compiles_ahead_is_told_and_is_no_parts_fault(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", Dying)
+    monkeypatch.setitem(gpu_parts.PARTS, "linear", lambda check: iter([gpu_parts.row("int4", 1.0, "GB/s")]))
+    assert here("--tiny", "--jobs", "2", "linear") == 0
+    output = capsys.readouterr()
+    report = json.loads(output.out.splitlines()[-1])
+    assert ([row["what"] for row in report["rows"]], report["failed"]) == (["int4"], {})
+    assert "a process ended with -11: illegal memory access" in output.err
