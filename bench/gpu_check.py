@@ -49,9 +49,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,7 @@ def main() -> int:
         sys.path.pop(0)
         use_checkout(ROOT)
     from pagedd.bench import gpu_parts
+    from pagedd.bench.gpu_rows import attempt
     from pagedd.bench.report import environment, print_report, table, write_report
 
     if not torch.cuda.is_available() and not args.tiny:
@@ -202,6 +203,8 @@ def main() -> int:
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
+        if row["unit"] == "failed":
+            failed.setdefault(row["part"], row["what"])
         if args.output is not None:
             write_report({"benchmark": "gpu_check", **figures, **facts}, args.output)
 
@@ -215,7 +218,10 @@ def main() -> int:
             names = [name for name in names if name not in SHARED_OUT]
         for name in names:
             started, num_before = time.perf_counter(), len(rows)
-            _run(name, parts[name], check, failed, keep)
+            for row in attempt(name, partial(parts[name], check)):
+                keep({"part": name, **row})
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             found = table(rows[num_before:])
             print(f"{name}: {time.perf_counter() - started:.1f} s\n{found}\n", file=sys.stderr, flush=True)
         figures["complete"] = True
@@ -268,8 +274,6 @@ def _run_ahead(
                 for row in report["rows"]:
                     if row["part"] in SHARED_OUT:
                         keep(row)
-                        if row["unit"] == "failed":
-                            failed.setdefault(row["part"], row["what"])
                 if not report["complete"]:
                     last = next(reversed(errors.strip().splitlines()), "")
                     why = f"a process ended with {process.returncode}: {last}"
@@ -321,30 +325,6 @@ def missed_targets(rows: list[dict[str, Any]]) -> list[str]:
         for what, least in TARGETS.items()
         if figures.get(what) is not None and figures[what] < least
     ]
-
-
-def _run(
-    name: str,
-    part: Callable[[Any], Iterator[dict[str, Any]]],
-    check: object,
-    failed: dict[str, str],
-    keep: Callable[[dict[str, Any]], None],
-) -> None:
-    """What a part has found before a fault is kept."""
-    try:
-        for row in part(check):
-            keep({"part": name, **row})
-            if row["unit"] == "failed":
-                failed.setdefault(name, row["what"])
-    except Exception as error:
-        traceback.print_exc()
-        failed[name] = f"{type(error).__name__}: {error}"
-        keep({"part": name, "what": f"{error}"[:200], "value": None, "unit": "failed", "share": None})
-    finally:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -4,16 +4,14 @@ Outputs are poisoned before, and so is what of a cache nobody wrote. Numbers tha
 what is written to the cache without being computed, and what top-k and top-p leave over, has to be the same.
 """
 
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, on_cpu, poisoned, random_nested_weight, random_weight
-from pagedd.bench.report import Cell
-from pagedd.engine.model.load import check_current_device
+from pagedd.bench.gpu_rows import Row, attempt, row
 from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.layout import KVLayer, QuantizedLayer, has_open_keys, planes_of
@@ -59,18 +57,18 @@ SHAPES = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """Holds a card to the reference, and keeps what it found."""
+    """Holds a card to the reference."""
 
     device: torch.device
     dtype: torch.dtype
     generator: torch.Generator
     is_thorough: bool
-    found: list[dict[str, Cell]] = field(default_factory=list)
 
-    def near(self, what: str, got: torch.Tensor, wanted: torch.Tensor, *, may_be_unwritten: bool = False) -> None:
-        """
+    def near(self, what: str, got: torch.Tensor, wanted: torch.Tensor, *, may_be_unwritten: bool = False) -> Row:
+        """The largest error.
+
         Raises:
             AssertionError: a number is NaN (or NaN in one of the two only), or too far off.
         """
@@ -82,16 +80,17 @@ class Comparison:
             self._hold(what, not numbers.isnan().any(), f"{int(numbers.isnan().sum())} of {whose} numbers are NaN")
         difference = float(((got - wanted).abs() / (1 + wanted.abs())).max())
         self._hold(what, difference <= TOLERANCE, f"differs by {difference:.3g}, {TOLERANCE} are allowed")
-        self._note(what, difference, "largest error")
+        return row(what, difference, "largest error")
 
-    def same(self, what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
-        """
+    def same(self, what: str, got: torch.Tensor, wanted: torch.Tensor) -> Row:
+        """That nothing differs.
+
         Raises:
             AssertionError: a bit differs.
         """
         num_wrong = int((got.detach().cpu() != wanted).sum())
         self._hold(what, num_wrong == 0, f"{num_wrong} of {wanted.numel()} are not the same")
-        self._note(what, 0.0, "differences")
+        return row(what, 0.0, "differences")
 
     def draw(self, *shape: int) -> torch.Tensor:
         """On the CPU."""
@@ -101,9 +100,6 @@ class Comparison:
         if not is_so:
             raise AssertionError(f"{what}: {otherwise}")
 
-    def _note(self, what: str, value: float, unit: str) -> None:
-        self.found.append({"what": what, "value": float(f"{value:.4g}"), "unit": unit, "share": None})
-
 
 def compare_all(
     device: torch.device,
@@ -112,37 +108,20 @@ def compare_all(
     *,
     is_thorough: bool,
     takes_next: Callable[[], bool] = lambda: True,
-) -> Iterator[dict[str, Cell]]:
+) -> Iterator[Row]:
     """Rows of the table: the largest error of each kernel, or what is beyond what is allowed, and the next case.
 
     Args:
         takes_next: asked before each case, whether it is compared here.
-
-    Raises:
-        RuntimeError: the card answers nothing any more.
     """
     comparison = Comparison(device, dtype, torch.Generator().manual_seed(seed), is_thorough)
     with poisoned():
         for what, compare in _cases(is_thorough=is_thorough):
-            if not takes_next():
-                continue
-            comparison.found.clear()
-            try:
-                compare(comparison)
-            except Exception as error:
-                if not isinstance(error, AssertionError):
-                    traceback.print_exc()
-                comparison.found.append(failure(f"{what}: {error}"))
-                check_current_device()
-            yield from comparison.found
+            if takes_next():
+                yield from attempt(what, partial(compare, comparison))
 
 
-def failure(what: str) -> dict[str, Cell]:
-    """A row of the table for what has no value."""
-    return {"what": what[:200], "value": None, "unit": "failed", "share": None}
-
-
-def _cases(*, is_thorough: bool) -> Iterator[tuple[str, Callable[[Comparison], None]]]:
+def _cases(*, is_thorough: bool) -> Iterator[tuple[str, Callable[[Comparison], Iterator[Row]]]]:
     yield "rows", _compare_rows
     for in_features in (512, 4096, 14336) if is_thorough else (512,):
         for form in WEIGHT_FORMS:
@@ -158,18 +137,18 @@ def _cases(*, is_thorough: bool) -> Iterator[tuple[str, Callable[[Comparison], N
                 yield f"{form}, {heads}, {lens}", partial(_compare_attention, form=form, heads=heads, lens=lens)
 
 
-def _compare_rows(comparison: Comparison) -> None:
+def _compare_rows(comparison: Comparison) -> Iterator[Row]:
     x, residual, weight = comparison.draw(37, 512), comparison.draw(37, 512), comparison.draw(512)
     there = [tensor.to(comparison.device) for tensor in (x, residual, weight)]
-    comparison.near("rms_norm", kernels.rms_norm(there[0], there[2], 1e-5), reference.rms_norm(x, weight, 1e-5))
+    yield comparison.near("rms_norm", kernels.rms_norm(there[0], there[2], 1e-5), reference.rms_norm(x, weight, 1e-5))
     got = kernels.add_rms_norm(there[0], there[1], there[2], 1e-5)
     wanted = reference.add_rms_norm(x, residual, weight, 1e-5)
-    comparison.near("add_rms_norm", got[0], wanted[0])
-    comparison.near("add_rms_norm, sum", got[1], wanted[1])
-    comparison.near("silu_and_mul", kernels.silu_and_mul(there[0]), reference.silu_and_mul(x))
+    yield comparison.near("add_rms_norm", got[0], wanted[0])
+    yield comparison.near("add_rms_norm, sum", got[1], wanted[1])
+    yield comparison.near("silu_and_mul", kernels.silu_and_mul(there[0]), reference.silu_and_mul(x))
 
 
-def _compare_products(comparison: Comparison, form: str, in_features: int) -> None:
+def _compare_products(comparison: Comparison, form: str, in_features: int) -> Iterator[Row]:
     """Long rows are cut over programs. Inputs are such that results are as large as those of short ones."""
     bits, group = WEIGHT_FORMS[form]
     host, generator = torch.device("cpu"), comparison.generator
@@ -184,14 +163,14 @@ def _compare_products(comparison: Comparison, form: str, in_features: int) -> No
     row_counts = (1, 2, 5, 37, 200) if comparison.is_thorough else (2, 37)
     for num_rows in row_counts if in_features == 512 else (1, 37):
         for has_bias in (False, True) if comparison.is_thorough and in_features == 512 else (True,):
-            comparison.near(
+            yield comparison.near(
                 f"packed_linear, {form}, {num_rows} x {in_features}{', bias' if has_bias else ''}",
                 kernels.packed_linear(there[:num_rows], weight_there, bias_there if has_bias else None),
                 reference.packed_linear(x[:num_rows], weight, bias if has_bias else None),
             )
 
 
-def _compare_cut_offs(comparison: Comparison) -> None:
+def _compare_cut_offs(comparison: Comparison) -> Iterator[Row]:
     """Half of the logits are tied with others."""
     vocab_size, bounds = 5000, [(5000, 1.0), (1, 1.0), (7, 1.0), (50, 0.9), (5000, 0.95), (40, 0.01), (5000, 1e-9)]
     logits = torch.randn(len(bounds), vocab_size, generator=comparison.generator) * 3
@@ -203,10 +182,10 @@ def _compare_cut_offs(comparison: Comparison) -> None:
         logits.to(comparison.device), left, limits.to(comparison.device), shares.double().to(comparison.device)
     )
     torch_ops.keep_best(logits, weights, limits, shares.double())
-    comparison.same("keep_best, weights left over", left, weights)
+    yield comparison.same("keep_best, weights left over", left, weights)
 
 
-def _compare_attention(comparison: Comparison, form: str, heads: Heads, lens: list[tuple[int, int]]) -> None:
+def _compare_attention(comparison: Comparison, form: str, heads: Heads, lens: list[tuple[int, int]]) -> Iterator[Row]:
     """The cache is written with and without rope, and then attended to."""
     inputs = make_inputs(
         lens,
@@ -228,20 +207,20 @@ def _compare_attention(comparison: Comparison, form: str, heads: Heads, lens: li
             backend.close_blocks(given.kv_layer, given)
     for plane, name in enumerate(("keys", "values")):
         got, wanted = (_bytes(given.kv_layer, plane) for given in (moved, inputs))
-        comparison.same(f"write_kv, bytes of the {name}, {where}", got, wanted)
+        yield comparison.same(f"write_kv, bytes of the {name}, {where}", got, wanted)
     _rope(kernels.rope_and_write_kv, moved)
     _rope(reference.rope_and_write_kv, inputs)
-    comparison.near(f"rope_and_write_kv, query, {where}", moved.query, inputs.query)
+    yield comparison.near(f"rope_and_write_kv, query, {where}", moved.query, inputs.query)
     there, here = on_cpu(moved).kv_layer, inputs.kv_layer
-    comparison.same(f"rope_and_write_kv, bytes of the values, {where}", _bytes(there, 1), _bytes(here, 1))
-    comparison.near(f"rope_and_write_kv, keys, {where}", _new_keys(there), _new_keys(here), may_be_unwritten=True)
+    yield comparison.same(f"rope_and_write_kv, bytes of the values, {where}", _bytes(there, 1), _bytes(here, 1))
+    yield comparison.near(f"rope_and_write_kv, keys, {where}", _new_keys(there), _new_keys(here), may_be_unwritten=True)
     if has_open_keys(moved.kv_layer):
         kernels.close_blocks(moved.kv_layer, moved)
     options = {"scale": heads.head_dim**-0.5, "sliding_window": heads.window, "soft_cap": heads.soft_cap}
     got = kernels.paged_attention(moved.query, moved.kv_layer, moved, **options)
     back = on_cpu(moved)  # over the card's own cache: keys that were rounded otherwise do not count
     wanted = reference.paged_attention(back.query, back.kv_layer, back, **options)
-    comparison.near(f"paged_attention, {where}", got, wanted)
+    yield comparison.near(f"paged_attention, {where}", got, wanted)
 
 
 def _rope(write: Callable[..., None], inputs: PagedInputs) -> None:

@@ -1,6 +1,5 @@
 """The parts of `gpu_check.py`: what runs on the card, and what it is held to. Knows no command line."""
 
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,16 +8,15 @@ from typing import Any
 import torch
 
 from pagedd.bench import gpu_correct, gpu_model
-from pagedd.bench.gpu_correct import failure
 from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, random_nested_weight, random_weight
+from pagedd.bench.gpu_rows import Row, attempt, row
 from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of
-from pagedd.bench.report import Cell
 from pagedd.engine.model.load import check_current_device
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.triton import backend as kernels
 
-Rows = Iterator[dict[str, Cell]]
+Rows = Iterator[Row]
 Figure = tuple[float, str, float]  # value, unit, share of its ceiling
 
 
@@ -56,7 +54,12 @@ class Check:
         return self._ceilings
 
     def takes_next(self) -> bool:
-        """Whether the next case is this process's."""
+        """Whether the next case is this process's.
+
+        Raises:
+            DeviceLostError: the card answers nothing any more.
+        """
+        check_current_device()
         self._num_cases += 1
         index, count = self.share
         return self._num_cases % count == index
@@ -68,27 +71,9 @@ class Check:
         return seconds_of(call, self.device, self.sizes.seconds)
 
 
-def row(what: str, value: float, unit: str, share: float | None = None) -> dict[str, Cell]:
-    return {
-        "what": what,
-        "value": float(f"{value:.4g}"),
-        "unit": unit,
-        "share": None if share is None else round(share, 3),
-    }
-
-
-def measured(what: str, measure: Callable[[], Figure]) -> dict[str, Cell]:
-    """Its row; where it fails, one that says why: the next one may be measured all the same.
-
-    Raises:
-        RuntimeError: the card answers nothing any more.
-    """
-    try:
-        return row(what, *measure())
-    except Exception as error:
-        traceback.print_exc()
-        check_current_device()
-        return failure(f"{what}: {error}")
+def measured(what: str, measure: Callable[[], Figure]) -> Rows:
+    """Its row; where it fails, one that says why: the next one may be measured all the same."""
+    return attempt(what, lambda: [row(what, *measure())])
 
 
 def correct(check: Check) -> Rows:
@@ -114,7 +99,7 @@ def attention(check: Check) -> Rows:
             continue
         for kind, measure in (("decode", _decode_attention), ("prefill", _prefill_attention)):
             if check.takes_next():
-                yield measured(f"{kind}.{form}", partial(measure, check, form, generator))
+                yield from measured(f"{kind}.{form}", partial(measure, check, form, generator))
 
 
 def _decode_attention(check: Check, form: str, generator: torch.Generator) -> Figure:
@@ -154,7 +139,7 @@ def linear(check: Check) -> Rows:
     for name, weight in weights.items():
         for num_rows in sizes.rows:
             if check.takes_next():
-                yield measured(f"{name}, {num_rows} rows", partial(_product, check, weight, num_rows))
+                yield from measured(f"{name}, {num_rows} rows", partial(_product, check, weight, num_rows))
 
 
 def _product(check: Check, weight: PackedWeight, num_rows: int) -> Figure:

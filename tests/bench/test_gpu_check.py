@@ -14,8 +14,9 @@ import pytest
 import torch
 import triton
 
-from pagedd.bench import gpu_correct, gpu_inputs, gpu_parts
+from pagedd.bench import gpu_check, gpu_correct, gpu_inputs, gpu_parts
 from pagedd.bench.gpu_check import main, missed_targets
+from pagedd.bench.gpu_rows import row
 from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.triton import linear, paged_attention, split_decode
@@ -85,8 +86,8 @@ def test_every_part_runs_from_a_checkout_and_the_last_line_is_json(tmp_path) -> 
     assert report == json.loads((tmp_path / "figures.json").read_text())
     assert not report["failed"]
     by_part: dict[str, list[dict]] = {}
-    for row in report["rows"]:
-        by_part.setdefault(row["part"], []).append(row)
+    for found in report["rows"]:
+        by_part.setdefault(found["part"], []).append(found)
     assert list(by_part) == ["ceilings", "attention", "model", "compiled", "linear", "graphs", "correct"]
     assert all(row["value"] < 0.02 for row in by_part["correct"])
     whats = {row["what"] for row in report["rows"]}
@@ -139,7 +140,7 @@ def test_a_fault_costs_one_figure_and_the_rest_is_measured(
     assert here("--tiny", "attention") == 1
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     failed = [row["what"] for row in report["rows"] if row["unit"] == "failed"]
-    assert failed == [f"{kind}.int4: out of resource: shared memory" for kind in ("decode", "prefill")]
+    assert failed == [f"{kind}.int4: RuntimeError: out of resource: shared memory" for kind in ("decode", "prefill")]
     assert len(report["rows"]) == 2 * (len(FORMS) - 1)
     assert report["failed"] == {"attention": failed[0]}
 
@@ -159,10 +160,10 @@ def test_a_run_that_is_cut_leaves_what_it_found(here: Here, monkeypatch: pytest.
     seen = []
 
     def cut(check: gpu_parts.Check) -> gpu_parts.Rows:
-        yield gpu_parts.row("first", 1.0, "GB/s")
+        yield row("first", 1.0, "GB/s")
         seen.append(json.loads(output.read_text()))
         os.kill(os.getpid(), signal.SIGTERM)
-        yield gpu_parts.row("second", 2.0, "GB/s")
+        yield row("second", 2.0, "GB/s")
 
     monkeypatch.setitem(gpu_parts.PARTS, "linear", cut)
     with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
@@ -236,9 +237,9 @@ def test_on_every_card_each_kind_of_launch_is_compared(card: Card, monkeypatch: 
     monkeypatch.setattr(reference, "paged_attention", nothing["rms_norm"])
     monkeypatch.setattr(reference, "close_blocks", nothing["rms_norm"])
     for name in ("near", "same"):
-        monkeypatch.setattr(gpu_correct.Comparison, name, lambda *arguments, **options: None)
+        monkeypatch.setattr(gpu_correct.Comparison, name, lambda *arguments, **options: row("", 0.0, "compared"))
     rows = list(gpu_correct.compare_all(torch.device("cpu"), torch.bfloat16, 1, is_thorough=True))
-    assert rows == []
+    assert {found["unit"] for found in rows} == {"compared"}, "none failed"
     wanted = {"short", "mixed", "chunk", "split", "merge", "sum_splits", "matrix", "product, split"}
     assert wanted | {"vector of 3 steps"} <= launched
 
@@ -266,8 +267,8 @@ class Dying:
     def __init__(self, command: list[str], **options: object) -> None:
         index, output = command[command.index("--share") + 1], Path(command[-1])
         if index == "0":
-            row = {"part": "correct", **gpu_parts.row("rms_norm", 0.001, "largest error")}
-            output.write_text(json.dumps({"complete": True, "rows": [row] if "correct" in command else []}))
+            compared = {"part": "correct", **row("rms_norm", 0.001, "largest error")}
+            output.write_text(json.dumps({"complete": True, "rows": [compared] if "correct" in command else []}))
 
     def communicate(self) -> tuple[str, str]:
         return "", "illegal memory access"
@@ -279,7 +280,7 @@ class Dying:
 def test_a_process_that_dies_is_a_fault_of_what_it_compared_and_the_others_count(
     here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("subprocess.Popen", Dying)
+    monkeypatch.setattr(gpu_check, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Dying}))
     monkeypatch.setitem(gpu_parts.PARTS, "linear", lambda check: iter(()))
     assert here("--tiny", "--jobs", "2", "correct", "linear") == 1
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -290,8 +291,8 @@ def test_a_process_that_dies_is_a_fault_of_what_it_compared_and_the_others_count
 def test_a_process_that_dies_while_it_compiles_ahead_is_told_and_is_no_parts_fault(
     here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("subprocess.Popen", Dying)
-    monkeypatch.setitem(gpu_parts.PARTS, "linear", lambda check: iter([gpu_parts.row("int4", 1.0, "GB/s")]))
+    monkeypatch.setattr(gpu_check, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Dying}))
+    monkeypatch.setitem(gpu_parts.PARTS, "linear", lambda check: iter([row("int4", 1.0, "GB/s")]))
     assert here("--tiny", "--jobs", "2", "linear") == 0
     output = capsys.readouterr()
     report = json.loads(output.out.splitlines()[-1])
