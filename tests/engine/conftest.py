@@ -1,11 +1,16 @@
-"""A model made of arithmetic, so that engine tests need no weights: it keeps token ids where a real one keeps KV."""
+"""A model made of arithmetic, so that engine tests need no weights: it keeps token ids where a real one keeps KV.
+
+And, for what needs weights, tiny random models on disk.
+"""
 
 import itertools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.engine import Engine
@@ -234,6 +239,15 @@ def cold_output(prompt: list[int], max_tokens: int, choice_index: int = 0) -> li
     return context[len(prompt) :]
 
 
+def save_random_model(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **settings: object) -> None:
+    """A model of transformers of two layers and random weights, the same ones each time."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(kind, num_hidden_layers=2, dtype=dtype, **settings)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+
+
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
     return Bench
@@ -253,6 +267,22 @@ def bench_before_tiers(request: pytest.FixtureRequest, tmp_path: Path) -> Callab
         return Bench(**(tier | settings))  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def nothing_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which the disk removes no file."""
+
+    @contextmanager
+    def refusing() -> Iterator[None]:
+        def refuse(path: Path, missing_ok: bool = False) -> None:
+            raise PermissionError(path.name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            yield
+
+    return refusing
 
 
 @pytest.fixture

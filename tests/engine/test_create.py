@@ -14,26 +14,25 @@ from pagedd.engine.model.cpu_decoder import KV_FORMS
 from pagedd.engine.model.load import check_loadable
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint
 
+from .conftest import save_random_model
+
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     folder = tmp_path_factory.mktemp("llama")
-    config = AutoConfig.for_model(
+    save_random_model(
+        folder,
         "llama",
         vocab_size=40,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=64,
         eos_token_id=3,
     )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 

@@ -23,6 +23,8 @@ from pagedd.engine.model.load import LoadedModel, load_model
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 
+from .conftest import save_random_model
+
 FORMS = ("auto", "fp8", "int8", "k8v4", "int4")  # auto is bf16 here: the weights are
 TIERS = ("none", "host", "disk")
 VOCAB, SIZE = 60, 16
@@ -31,24 +33,20 @@ NUM_BLOCKS = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
+    folder = tmp_path_factory.mktemp("llama")
+    save_random_model(
+        folder,
         "llama",
+        torch.bfloat16,
         vocab_size=VOCAB,
         hidden_size=64,
         intermediate_size=64,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=192,
         initializer_range=0.4,
         eos_token_id=VOCAB - 1,
-        dtype="bfloat16",
     )
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("llama")
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     return folder
 
 

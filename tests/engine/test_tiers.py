@@ -246,17 +246,12 @@ def test_a_prefix_that_only_a_tier_has_is_evicted_by_its_digest(bench, tmp_path:
     assert b.num_cached("b") == 0
 
 
-def test_an_eviction_says_what_the_disk_would_not_remove(bench, tmp_path: Path, monkeypatch) -> None:
+def test_an_eviction_says_what_the_disk_would_not_remove(bench, tmp_path: Path, nothing_can_be_removed) -> None:
     b = bench(num_blocks=20, disk=tmp_path)
     b.add("a", PROMPT, max_tokens=1)
     b.run()
     b.write_to_disk()
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(path.name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
+    with nothing_can_be_removed():
         assert evict_first(b) == (3, 0, 3)
     b.add("b", PROMPT, max_tokens=1)
     b.run()

@@ -21,6 +21,8 @@ from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.kernels import ops
 
+from .conftest import save_random_model
+
 # The third fills a block of 16 while it decodes.
 PROMPTS = [[5, 6, 7], [i % 37 for i in range(21)], [1, 2] * 7, [9], [5, 6, 7, 8]]
 NUM_OUTPUT_TOKENS = 5
@@ -28,23 +30,19 @@ NUM_OUTPUT_TOKENS = 5
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
+    folder = tmp_path_factory.mktemp("qwen3")
+    save_random_model(
+        folder,
         "qwen3",
         vocab_size=40,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
         max_position_embeddings=64,
         initializer_range=0.4,
     )
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("qwen3")
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 

@@ -8,8 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -331,20 +329,6 @@ def test_a_directory_that_is_open_to_others_is_refused_with_its_mode(open_tier, 
     (tmp_path / "kv").chmod(mode)
     with pytest.raises(PermissionError, match=f"mode {mode:o}"):
         open_tier()
-
-
-@pytest.fixture
-def nothing_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    @contextmanager
-    def refusing() -> Iterator[None]:
-        def refuse(path: Path, missing_ok: bool = False) -> None:
-            raise PermissionError(path.name)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", refuse)
-            yield
-
-    return refusing
 
 
 def test_what_cannot_be_removed_still_takes_its_room_and_is_served(open_tier, nothing_can_be_removed, caplog) -> None:
