@@ -2,6 +2,8 @@
 
 start_daemon     starts one; all that a test starts are ended after it
 serving_daemon   one with the real model and engine, ready, shared by all tests of the run: leave it as you found it
+
+And, without a process, `service` over a scripted `host` that answers what a test says, and an `other` model for it.
 """
 
 import logging
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -22,6 +24,12 @@ from pathlib import Path
 import pytest
 
 from pagedd.client.endpoints import Endpoints
+from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.served_model import ServedModel
+from pagedd.daemon.service import Service
+
+from .other_model import OtherModel
+from .scripted import ScriptedHost, write_model
 
 START_TIMEOUT_S = 120
 FAKE_DAEMON = (sys.executable, "-P", str(Path(__file__).with_name("fake_daemon.py")))
@@ -204,3 +212,35 @@ def serving_daemon(daemon_cache: Path, model_gguf: Path) -> Iterator[RunningDaem
     yield factory.start("--num-blocks", "256", "--kv-quality-check", "warn").wait_ready()
     factory.close()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def host() -> ScriptedHost:
+    return ScriptedHost(reply=lambda request: None)
+
+
+@pytest.fixture
+async def service(host: ScriptedHost, tmp_path: Path) -> AsyncIterator[Service]:
+    service = Service(DaemonConfig(drain_seconds=30), host)
+    service.set_model(write_model(tmp_path))
+    yield service
+    await service.close()
+
+
+@pytest.fixture
+async def other(service: Service, tmp_path: Path) -> OtherModel:
+    return OtherModel(tmp_path, service)
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of models that were closed, in order."""
+    names: list[str] = []
+    close = ServedModel.close
+
+    def note_and_close(model: ServedModel) -> None:
+        names.append(model.name)
+        close(model)
+
+    monkeypatch.setattr(ServedModel, "close", note_and_close)
+    return names

@@ -1,8 +1,6 @@
 """Who may see what of blocks, prefixes and texts, with a scripted engine and no sockets."""
 
 import os
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,32 +19,18 @@ from pagedd.client.protocol import (
     Owner,
 )
 from pagedd.daemon.caller import Caller
-from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.frames import PREVIEW_CHARS
 from pagedd.daemon.inspection import MAX_TEXT_CHARS, Inspection, Question
 from pagedd.daemon.service import Service
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
 from pagedd.engine.stats import BlockInfo, EngineSnapshot
 
-from .scripted import EOS, ScriptedHost, until, write_model
+from .scripted import EOS, ScriptedHost, until
 
 ANA, BOB, KEY = Caller(uid=100_001), Caller(uid=100_002), Caller(key_id="abc")
 ROOT, DAEMON = Caller(uid=0), Caller(uid=os.geteuid())
 DIGEST = bytes(range(16))
 OF_ANA = (("caller", "uid:100001"),)
-
-
-@pytest.fixture
-def host() -> ScriptedHost:
-    return ScriptedHost(reply=lambda request: None)
-
-
-@pytest.fixture
-async def service(host: ScriptedHost, tmp_path: Path) -> AsyncIterator[Service]:
-    service = Service(DaemonConfig(), host)
-    service.set_model(write_model(tmp_path))
-    yield service
-    await service.close()
 
 
 @pytest.fixture

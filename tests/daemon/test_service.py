@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,48 +19,14 @@ from pagedd.client.protocol import (
     Sampling,
 )
 from pagedd.daemon.advice import LEAST_BUSY_S
-from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState
-from pagedd.daemon.model_loading import Candidate
-from pagedd.daemon.quota_config import QuotaConfig
 from pagedd.daemon.requests import LiveRequest
-from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 from pagedd.daemon.text.tokenizer import TextTokenizer
-from pagedd.engine.config import EngineConfig
 
+from .asking import ADMIN, ANA, BOB, prompt, started
 from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
-
-ANA, BOB, ADMIN = Caller(uid=1001), Caller(uid=1002), Caller(uid=0)
-
-
-@pytest.fixture
-def host() -> ScriptedHost:
-    return ScriptedHost(reply=lambda request: None)
-
-
-@pytest.fixture
-async def service(host: ScriptedHost, tmp_path: Path) -> AsyncIterator[Service]:
-    service = Service(DaemonConfig(), host)
-    service.set_model(write_model(tmp_path))
-    yield service
-    await service.close()
-
-
-def prompt(text: str = "ab", request_id: str = "a", **fields: object) -> Generate:
-    return Generate(id=request_id, prompt=text, **fields)  # type: ignore[arg-type]
-
-
-async def started(
-    service: Service, host: ScriptedHost, *messages: Generate | Chat, caller: Caller = ANA
-) -> list[DaemonMessage]:
-    """Starts a request and waits until the engine has it; returns the list that its messages go to."""
-    heard: list[DaemonMessage] = []
-    before = len(host.submitted)
-    service.start(messages or [prompt()], caller, heard.append)
-    await until(lambda: len(host.submitted) > before or any(isinstance(message, Failed) for message in heard))
-    return heard
 
 
 async def test_a_request_is_accepted_streamed_and_done(service: Service, host: ScriptedHost) -> None:
@@ -327,28 +292,6 @@ async def test_a_fault_on_the_way_into_the_engine_ends_the_request(
     assert list(service.live_entries()) == []
 
 
-async def test_held_requests_count_for_the_quotas_from_when_the_engine_is_awake_and_those_that_left_do_not(
-    host: ScriptedHost, tmp_path: Path
-) -> None:
-    service = Service(DaemonConfig(quota=QuotaConfig(max_requests=1, max_priority=0)), host)
-    service.set_model(write_model(tmp_path))
-    await service.device.sleep()
-    heard: list[DaemonMessage] = []
-    [gone] = service.start([prompt("gone")], ANA, lambda message: None)
-    await until(lambda: host.num_wakes == 1)
-    service.cancel(gone)
-    service.start([prompt("first")], ANA, heard.append)
-    service.start([prompt("second")], ANA, heard.append)
-    service.start([prompt("urgent", priority=1)], ANA, heard.append)
-    await until(lambda: host.num_wakes == 4)
-    host.get_up()
-    await until(lambda: len(heard) == 3)
-    codes = [message.code if isinstance(message, Failed) else "" for message in heard]
-    assert codes == ["", "over_quota", "exceeds_quota"]
-    assert [request.prompt_token_ids for request in host.submitted] == [list(b"first")]
-    await service.close()
-
-
 async def test_the_queue_is_what_has_no_seat(tmp_path: Path, host: ScriptedHost) -> None:
     service = Service(DaemonConfig(max_num_seqs=2, max_queued_requests=1), host)
     service.set_model(write_model(tmp_path))
@@ -395,224 +338,6 @@ async def test_draining_takes_no_more_and_ends_with_the_last_request(service: Se
     assert not drained.done()
     host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
     await asyncio.wait_for(drained, 1)
-
-
-async def test_a_request_wakes_a_sleeping_engine_and_waits_for_it(service: Service, host: ScriptedHost) -> None:
-    await service.device.sleep()
-    assert service.state == "asleep"
-    heard: list[DaemonMessage] = []
-    service.start([prompt()], ANA, heard.append)
-    await until(lambda: host.num_wakes == 1)
-    assert (heard, host.submitted) == ([], [])
-    host.get_up()
-    await until(lambda: len(host.submitted) == 1)
-    assert [type(message) for message in heard] == [Accepted]
-
-
-async def test_a_request_that_waits_for_the_engine_to_wake_can_be_given_up(
-    service: Service, host: ScriptedHost
-) -> None:
-    await service.device.sleep()
-    heard: list[DaemonMessage] = []
-    [request_id] = service.start([prompt()], ANA, heard.append)
-    assert service.cancel(request_id)
-    assert [type(message) for message in heard] == [Done]
-    host.get_up()
-    await started(service, host, prompt("other"))
-    assert [request.prompt_token_ids for request in host.submitted] == [list(b"other")]
-
-
-async def test_an_engine_that_does_not_wake_is_said_to_whoever_waits(service: Service, host: ScriptedHost) -> None:
-    await service.device.sleep()
-    heard: list[DaemonMessage] = []
-    service.start([prompt()], ANA, heard.append)
-    host.state, host.is_sleeping = EngineState.FAILED, False
-    await until(lambda: bool(heard))
-    assert isinstance(heard[0], Failed)
-    assert heard[0].code == "engine_failed"
-
-
-async def test_what_runs_may_end_before_the_engine_sleeps(service: Service, host: ScriptedHost) -> None:
-    heard = await started(service, host)
-    sleep = asyncio.create_task(service.device.sleep())
-    await asyncio.sleep(0)
-    assert not sleep.done()
-    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
-    await asyncio.wait_for(sleep, 1)
-    assert isinstance(heard[-1], Done)
-
-
-async def test_what_does_not_end_in_time_is_told_so(host: ScriptedHost, tmp_path: Path) -> None:
-    service = Service(DaemonConfig(drain_seconds=0.01), host)
-    service.set_model(write_model(tmp_path))
-    heard = await started(service, host)
-    await service.device.sleep()
-    assert isinstance(heard[-1], Failed)
-    assert heard[-1].code == "engine_asleep"
-    await service.close()
-
-
-@pytest.fixture
-def other_model(service: Service, tmp_path: Path) -> str:
-    """The name of a model that `service` can load."""
-    folder = write_model(tmp_path / "other", name="other")
-
-    async def find_model(name: str, served_name: str | None) -> Candidate:
-        return Candidate(ServedModel(folder, served_name), EngineConfig(model=name))
-
-    service.device.find_model = find_model
-    return "other"
-
-
-async def test_another_model_waits_until_what_runs_has_ended_and_what_comes_waits_for_it(
-    service: Service, host: ScriptedHost, other_model: str
-) -> None:
-    heard = await started(service, host)
-    loading = asyncio.create_task(service.device.load_model(other_model, None, ADMIN))
-    await until(lambda: host.is_sleeping)
-    any_model, by_old_name = [], []
-    service.start([prompt()], ANA, any_model.append)
-    service.start([prompt(model="bytes")], ANA, by_old_name.append)
-    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
-    await loading
-    assert isinstance(heard[-1], Done)
-    assert (service.served_model().name, [config.model for config in host.swapped]) == ("other", ["other"])
-    await until(lambda: bool(any_model and by_old_name))
-    assert isinstance(any_model[0], Accepted)
-    assert isinstance(by_old_name[0], Failed)
-    assert (by_old_name[0].code, "'other'" in by_old_name[0].message) == ("model_not_found", True)
-
-
-async def test_a_model_that_does_not_load_leaves_the_one_before(
-    service: Service, host: ScriptedHost, other_model: str
-) -> None:
-    host.swap_failure = PageddError("no_kv_memory", "scripted")
-    with pytest.raises(PageddError, match="scripted"):
-        await service.device.load_model(other_model, None, ADMIN)
-    assert service.served_model().name == "bytes"
-    assert isinstance((await started(service, host, prompt(model="bytes")))[0], Accepted)
-    [event] = [event for event in service.events.newest() if "could not" in event.reason]
-    assert event.reason == "another could not be loaded (no_kv_memory); bytes is served"
-
-
-async def test_a_load_goes_on_when_whoever_asked_has_gone_and_admits_no_second(
-    service: Service, host: ScriptedHost, other_model: str
-) -> None:
-    await started(service, host)
-    asked = asyncio.create_task(service.device.load_model(other_model, "mine", ADMIN))
-    await until(lambda: host.is_sleeping)
-    asked.cancel()
-    for again in (service.device.load_model(other_model, None, ADMIN), service.device.sleep()):
-        with pytest.raises(PageddError) as refused:
-            await again
-        assert refused.value.code == "engine_loading"
-    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
-    await until(lambda: service.served_model().name == "mine")
-
-
-async def test_what_does_not_end_before_the_next_model_is_told_so(
-    host: ScriptedHost, service: Service, other_model: str
-) -> None:
-    service.device._config = DaemonConfig(drain_seconds=0.01)
-    heard = await started(service, host)
-    await service.device.load_model(other_model, None, ADMIN)
-    assert isinstance(heard[-1], Failed)
-    assert heard[-1].code == "engine_loading"
-
-
-@pytest.mark.parametrize("name", ["", "a" * 5000, "a\0b"])
-async def test_a_name_that_no_model_has_is_refused(service: Service, name: str) -> None:
-    with pytest.raises(PageddError) as refused:
-        await service.device.load_model(name, None, ADMIN)
-    assert (refused.value.code, refused.value.field) == ("invalid_value", "model")
-
-
-async def test_while_others_need_the_device_no_request_wakes_the_engine(service: Service, host: ScriptedHost) -> None:
-    heard = await started(service, host)
-    yielding = asyncio.create_task(service.device.yield_device("rivals", "game runs"))
-    await until(lambda: host.is_sleeping)
-    refused = await started(service, host)
-    assert isinstance(refused[0], Failed)
-    assert (refused[0].code, "game runs" in refused[0].message) == ("device_yielded", True)
-    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
-    await yielding
-    assert isinstance(heard[-1], Done)
-    assert (service.state, service.describe()) == ("yielding", "yielding: game runs")
-    with pytest.raises(PageddError, match="device_yielded"):
-        service.device.wake()
-    with pytest.raises(PageddError, match="device_yielded"):
-        await service.device.load_model("other", None, ADMIN)
-    await service.device.yield_device("rivals", "game runs")
-    assert host.num_wakes == 0
-    await service.device.yield_device("rivals", None)
-    assert (host.num_wakes, service.state) == (1, "loading")
-    reasons = [event.reason for event in service.events.newest() if event.kind == "engine"]
-    assert [reason for reason in reasons if "device" in reason] == [
-        "the device is left to others: game runs",
-        "sleeps: others have the device",
-        "the device is taken back",
-    ]
-
-
-async def test_the_device_is_taken_back_when_nobody_needs_it_any_more(service: Service, host: ScriptedHost) -> None:
-    await service.device.yield_device("rivals", "game runs")
-    await service.device.yield_device("suspend", "the machine is suspended")
-    assert service.describe() == "yielding: game runs, the machine is suspended"
-    await service.device.yield_device("rivals", None)
-    assert host.num_wakes == 0
-    await service.device.yield_device("suspend", None)
-    assert host.num_wakes == 1
-
-
-async def test_a_suspend_waits_for_requests_no_longer_than_it_may(service: Service, host: ScriptedHost) -> None:
-    heard = await started(service, host)
-    await service.device.yield_device("suspend", "the machine is suspended", within_s=0.01)
-    assert isinstance(heard[-1], Failed)
-    assert heard[-1].code == "device_yielded"
-
-
-async def test_an_engine_that_slept_before_sleeps_afterwards(service: Service, host: ScriptedHost) -> None:
-    await service.device.sleep()
-    await service.device.yield_device("rivals", "game runs")
-    assert service.state == "yielding"
-    await service.device.yield_device("rivals", None)
-    assert (host.num_wakes, service.state) == (0, "asleep")
-
-
-async def test_an_engine_that_loads_is_left_to_it(service: Service, host: ScriptedHost) -> None:
-    host.state = EngineState.LOADING
-    await service.device.yield_device("rivals", "game runs")
-    assert (service.state, host.is_sleeping) == ("loading", False)
-    host.state = EngineState.READY
-    await service.device.yield_device("rivals", "game runs")
-    assert host.state is EngineState.ASLEEP
-
-
-async def test_a_request_that_waited_for_the_engine_hears_that_others_need_the_device(
-    service: Service, host: ScriptedHost
-) -> None:
-    await started(service, host)
-    sleep = asyncio.create_task(service.device.sleep())
-    await until(lambda: host.is_sleeping)
-    heard: list[DaemonMessage] = []
-    service.start([prompt("held")], ANA, heard.append)
-    yielding = asyncio.create_task(service.device.yield_device("rivals", "game runs"))
-    await until(lambda: service.state == "yielding")
-    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
-    await asyncio.gather(sleep, yielding)
-    await until(lambda: bool(heard))
-    assert isinstance(heard[0], Failed)
-    assert heard[0].code == "device_yielded"
-
-
-async def test_a_busy_engine_is_not_idle_however_long_it_takes(service: Service, host: ScriptedHost) -> None:
-    await started(service, host)
-    assert service.idle_s == 0
-    host.produce(host.submitted[0].request_id, b"x", finish_reason="length")
-    await asyncio.sleep(0.01)
-    assert service.idle_s > 0
-    await service.device.sleep()
-    assert service.idle_s == 0
 
 
 async def test_an_idle_service_has_drained_at_once(service: Service) -> None:
