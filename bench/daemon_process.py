@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,15 @@ class RunningDaemon:
 
 @contextlib.asynccontextmanager
 async def running_daemon(
-    flags: list[str], *, timeout_s: float = 300.0, under: Sequence[str] = ()
+    flags: list[str],
+    *,
+    timeout_s: float = 300.0,
+    under: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[RunningDaemon]:
-    """Runs `pagedd FLAGS` in a runtime directory of its own until the block ends. `under` is a command that runs it.
+    """Runs `pagedd FLAGS` in a runtime directory of its own until the block ends.
+
+    `under` is a command that runs it; `environ` is added to this process's own.
 
     Raises `RuntimeError` with the daemon's log when it ends or is not ready in time.
     """
@@ -42,6 +48,7 @@ async def running_daemon(
                 [*under, sys.executable, "-P", "-m", "pagedd.daemon.cli", "--runtime-dir", directory, *flags],
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
+                env=os.environ | dict(environ or {}),
             )
         http_socket = Path(directory) / "http.sock"
 

@@ -9,7 +9,6 @@ log that nothing explains. The same `--seed` draws the same clients and faults.
 
 import argparse
 import asyncio
-import os
 import secrets
 import sys
 import tempfile
@@ -64,9 +63,9 @@ class Soak:
 
     async def run(self, flags: list[str], seconds: float) -> None:
         """Raises `RuntimeError` when no daemon comes up."""
-        os.environ["XDG_STATE_HOME"] = str(self._folder / "state")
         under = self._disk.command if self._disk is not None else ()
-        async with running_daemon([*FLAGS, *self._own_flags(), *flags], under=under) as daemon:
+        environ = {"XDG_STATE_HOME": str(self._folder / "state")}
+        async with running_daemon([*FLAGS, *self._own_flags(), *flags], under=under, environ=environ) as daemon:
             endpoints = Endpoints(daemon.http_socket.parent)
             await self._clients_for(WARM_UP_S, endpoints, self._seed)
             self.before = await self._held_when_idle(daemon, endpoints)

@@ -15,3 +15,9 @@ async def test_a_daemon_that_does_not_start_is_an_error_with_its_log(tmp_path: P
         async with running_daemon(["--no-such-flag"]):
             pytest.fail("it cannot be ready")
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_daemon_has_the_environment_that_it_is_given() -> None:
+    with pytest.raises(RuntimeError, match="PAGEDD_HTTP_PORT"):
+        async with running_daemon([], environ={"PAGEDD_HTTP_PORT": "none"}):
+            pytest.fail("it cannot be ready")

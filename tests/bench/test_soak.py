@@ -68,9 +68,8 @@ def test_a_descriptor_or_a_process_that_stays_is_told() -> None:
 # Each fault once: the engine is killed, hung and stopped, the disk is full, clients crowd, the settings are read anew.
 @pytest.mark.slow
 def test_a_daemon_is_after_a_minute_of_faults_as_it_was_before(
-    model_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     status = main(["--seconds", "45", "--interval", "2", "--model", str(model_gguf)])
     output = capsys.readouterr()
     assert status == 0, output.err + output.out
