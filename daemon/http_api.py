@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from pagedd.client.endpoints import Endpoints
-from pagedd.client.errors import ERROR_KINDS, PageddError
+from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.activation import Inherited
 from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key
@@ -62,7 +62,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Door = Callable[[web.Request], Caller]  # who calls; raises `PageddError` for one who may not
 
 _CALLER = web.RequestKey("caller", Caller)
-_MAX_HEADER_BYTES = 8192
+MAX_HEADER_BYTES = 8192
 _BACKLOG = 512
 # About as many milliseconds: what a refusal costs.
 _MAX_STARTS_A_TURN = 8
@@ -143,8 +143,8 @@ class HttpApi:
                 self._connections,
                 lambda error: _error(self._service, error),
                 access_log=None,
-                max_line_size=_MAX_HEADER_BYTES,
-                max_field_size=_MAX_HEADER_BYTES,
+                max_line_size=MAX_HEADER_BYTES,
+                max_field_size=MAX_HEADER_BYTES,
             )
 
         loop = asyncio.get_running_loop()
@@ -215,14 +215,19 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
 
 
 def _error(service: Service, error: PageddError) -> web.Response:
+    return error_response(error, service.retry_after_s)
+
+
+def error_response(error: PageddError, retry_after_s: int) -> web.Response:
+    """OpenAI's error object with its status; `retry_after_s` is for errors that do not say it themselves."""
     headers = {}
     if error.http_status in (429, 503):
         known_s = error.retry_after_s
-        headers["Retry-After"] = str(service.retry_after_s if known_s is None else max(1, math.ceil(known_s)))
+        headers["Retry-After"] = str(retry_after_s if known_s is None else max(1, math.ceil(known_s)))
     if error.http_status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(
-        status=ERROR_KINDS[error.code].http_status if error.code in ERROR_KINDS else 500,
+        status=error.http_status,
         body=error_body(error.code, error.message, error.field),
         content_type="application/json",
         headers=headers,

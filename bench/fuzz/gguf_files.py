@@ -22,7 +22,7 @@ def read(data: bytes) -> None:
             file.read(entry)
         GGUFCheckpoint(path)
     except EngineError as error:
-        check_refusal(PageddError(error.code, str(error)))
+        check_refusal(error)
     try:
         build_tokenizer(read_metadata(path))
     except PageddError as error:

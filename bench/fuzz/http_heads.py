@@ -8,8 +8,8 @@ from aiohttp import web
 
 from pagedd.bench.fuzz.target import Target
 from pagedd.client.errors import PageddError
+from pagedd.daemon.http_api import MAX_HEADER_BYTES, error_response
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection
-from pagedd.daemon.openai_responses import error_body
 
 # What a request may take of the event loop before its answer is out.
 _TURNS = 12
@@ -75,7 +75,12 @@ class _Front:
     async def _serve(self, data: bytes) -> bytes:
         pipe = _Pipe()
         connection = HttpConnection(
-            self._server, ConnectionCount(1), _refuse, access_log=None, max_line_size=8192, max_field_size=8192
+            self._server,
+            ConnectionCount(1),
+            _refuse,
+            access_log=None,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
         )
         connection.connection_made(pipe)
         # In two pieces, as a network may cut it.
@@ -100,8 +105,7 @@ async def _answer(request: web.BaseRequest) -> web.Response:
 
 def _refuse(error: PageddError) -> web.Response:
     assert error.http_status < 500, error
-    body = error_body(error.code, error.message, error.field)
-    return web.Response(status=error.http_status, body=body, content_type="application/json")
+    return error_response(error, retry_after_s=1)
 
 
 _front: _Front | None = None

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from pagedd.bench.fuzz.target import Target, check_refusal
-from pagedd.client.errors import PageddError
 from pagedd.engine.errors import EngineError
 from pagedd.engine.model.config import parse_decoder_config, parse_eos
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint, read_json
@@ -43,7 +42,7 @@ def read(data: bytes) -> None:
                 if "first" in checkpoint:
                     checkpoint.get("first")
     except EngineError as error:
-        check_refusal(PageddError(error.code, str(error)))
+        check_refusal(error)
 
 
 def _safetensors(header: object, tail: bytes) -> bytes:

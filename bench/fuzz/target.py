@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagedd.client.errors import ERROR_KINDS, PageddError
+from pagedd.engine.errors import EngineError
 
 _MAX_MESSAGE_CHARS = 2000
 
@@ -21,8 +22,8 @@ class Target:
     max_bytes: int = 4096
 
 
-def check_refusal(error: PageddError) -> None:
+def check_refusal(error: PageddError | EngineError) -> None:
     """Raises `AssertionError` for a refusal that is no answer to bad input, or repeats all of it."""
     assert error.code in ERROR_KINDS, error.code
-    assert error.http_status < 500, error
-    assert len(error.message) <= _MAX_MESSAGE_CHARS, len(error.message)
+    assert ERROR_KINDS[error.code].http_status < 500, error
+    assert len(str(error)) <= _MAX_MESSAGE_CHARS, len(str(error))
