@@ -7,9 +7,9 @@ from typing import Any
 from aiohttp import web
 
 from pagedd.bench.fuzz.target import Target
+from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection
-from pagedd.daemon.openai_responses import error_body
 
 # What a request may take of the event loop before its answer is out.
 _TURNS = 12
