@@ -158,7 +158,7 @@ def run_evict(arguments: argparse.Namespace) -> int:
         "the daemon's log has the reason: mend it, and evict once more",
         file=sys.stderr,
     )
-    return 1
+    return EXIT_REFUSED
 
 
 def run_events(arguments: argparse.Namespace) -> int:
@@ -186,7 +186,7 @@ def exec_tune(flags: list[str], runtime_dir: str | None) -> NoReturn:
 def run_replay(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.speed < math.inf:
         raise PageddError("invalid_value", f"speed = {arguments.speed:g}; it must be more than 0", field="speed")
-    entries = read_log(Path(arguments.file))
+    entries = read_log(Path(arguments.file), "file")
 
     async def send() -> Replayed:
         async with AsyncClient(arguments.runtime_dir) as client:

@@ -5,7 +5,6 @@ long as it was.
 """
 
 import asyncio
-import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pagedd.client.aio import AsyncClient
 from pagedd.client.errors import PageddError
-from pagedd.client.request_log import LoggedRequest
+from pagedd.client.request_log import LoggedRequest, Prompts
 
 # In every vocabulary, and no special id in most.
 _IDS = range(10, 250)
@@ -64,19 +63,13 @@ async def replay(client: AsyncClient, entries: Sequence[LoggedRequest], speed: f
     await client.ping()
     replayed = Replayed()
     first_s, started_s = min(entry.time_s for entry in entries), time.monotonic()
-    system = random.Random(0).choices(_IDS, k=min(_MAX_IDS, max(entry.system_tokens for entry in entries)))
-    draw = random.Random(1)
+    prompts = Prompts(entries, _IDS, _MAX_IDS)
     async with asyncio.TaskGroup() as group:
         for entry in sorted(entries, key=lambda entry: entry.time_s):
             due_s = started_s + (entry.time_s - first_s) / speed
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             replayed.late_s = max(replayed.late_s, time.monotonic() - due_s)
-            ids = entry.prompt_token_ids
-            if ids is None:
-                num_ids = min(_MAX_IDS, entry.prompt_tokens)
-                shared = system[: min(entry.system_tokens, num_ids)]
-                ids = shared + draw.choices(_IDS, k=num_ids - len(shared))
-            group.create_task(_send(client, entry, ids, replayed))
+            group.create_task(_send(client, entry, prompts.next(entry), replayed))
     replayed.seconds = time.monotonic() - started_s
     return replayed
 

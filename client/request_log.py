@@ -1,8 +1,10 @@
 """A log of requests, one JSON object a line: what the daemon writes (`request_log`), `pagectl replay` and tune read.
 
-Owns the form of a line. Token counts and ids only, never a text.
+Owns the form of a line, and the prompt of one that has only lengths. Token counts and ids only, never a text.
 """
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,25 +36,49 @@ class LoggedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
 _decoder = msgspec.json.Decoder(LoggedRequest)
 
 
-def read_log(path: Path) -> list[LoggedRequest]:
-    """In the order of the file. Raises `PageddError("invalid_setting")` with the line that is wrong."""
+class Prompts:
+    """Prompts of `entries`, of random ids where the log has only lengths; their beginnings are alike where it says so.
+
+    Args:
+        ids: what is drawn from.
+        most: ids of a prompt at most.
+    """
+
+    def __init__(self, entries: Sequence[LoggedRequest], ids: Sequence[int], most: int) -> None:
+        self._ids = ids
+        self._most = most
+        longest = min(most, max(entry.system_tokens for entry in entries))
+        self._system = random.Random(0).choices(ids, k=longest)
+        self._draw = random.Random(1)
+
+    def next(self, entry: LoggedRequest) -> list[int]:
+        """Another one each time, but for the beginning."""
+        if entry.prompt_token_ids is not None:
+            return entry.prompt_token_ids[: self._most]
+        num_ids = min(entry.prompt_tokens, self._most)
+        shared = self._system[: min(entry.system_tokens, num_ids)]
+        return shared + self._draw.choices(self._ids, k=num_ids - len(shared))
+
+
+def read_log(path: Path, field: str) -> list[LoggedRequest]:
+    """In the order of the file. Raises `PageddError("invalid_setting")`, which blames `field` and names the line."""
     entries = []
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise PageddError("invalid_setting", f"load = {path}: {error.strerror}", field="load") from None
+        raise PageddError("invalid_setting", f"{path} cannot be read: {error.strerror}", field=field) from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             entry = _decoder.decode(line)
         except msgspec.MsgspecError as error:
-            raise PageddError("invalid_setting", f"{path}, line {number}: {error}", field="load") from None
+            raise PageddError("invalid_setting", f"{path}, line {number}: {error}", field=field) from None
         has_prompt = bool(entry.prompt_token_ids) or entry.prompt_tokens > 0
         if entry.output_tokens < 1 or entry.n < 1 or entry.system_tokens < 0 or not has_prompt:
             rule = "output_tokens and the prompt's ids or length, and n, must be at least 1, system_tokens at least 0"
-            raise PageddError("invalid_setting", f"{path}, line {number}: {rule}", field="load")
+            raise PageddError("invalid_setting", f"{path}, line {number}: {rule}", field=field)
         entries.append(entry)
     if not entries:
-        raise PageddError("invalid_setting", f"{path} holds no request; write one a line", field="load")
+        raise PageddError("invalid_setting", f"{path} holds no request; write one a line", field=field)
     return entries

@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from pagedd.client.endpoints import Endpoints
+from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.activation import Inherited
@@ -36,7 +37,6 @@ from pagedd.daemon.openai_responses import (
     StatusAnswer,
     TokenizeAnswer,
     encode,
-    error_body,
 )
 from pagedd.daemon.openai_schema import (
     ChatBody,

@@ -10,10 +10,11 @@ import time
 
 from aiohttp import web
 
+from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, Usage
 from pagedd.daemon.caller import Caller
-from pagedd.daemon.openai_responses import DONE_EVENT, AnswerWriter, error_body, event
+from pagedd.daemon.openai_responses import DONE_EVENT, AnswerWriter, event
 from pagedd.daemon.openai_schema import OpenAIRequest
 from pagedd.daemon.request_stream import RequestStream
 from pagedd.daemon.service import Service

@@ -1,4 +1,4 @@
-"""pagedd's messages as OpenAI's answers: whole bodies, stream chunks, usage, log-probabilities and errors.
+"""pagedd's messages as OpenAI's answers: whole bodies, stream chunks, usage, log-probabilities.
 
 Owns the JSON that leaves. Knows nothing of connections; `http_generate.py` writes what is made here.
 """
@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from pagedd.client.errors import ERROR_KINDS
 from pagedd.client.protocol import Choice, Delta, TokenLogprob, Usage
 from pagedd.daemon.text.tokenizer import TextTokenizer
 
@@ -18,13 +17,6 @@ DONE_EVENT = b"data: [DONE]\n\n"
 
 # JSON has no infinity; OpenAI writes this for a token that could not be drawn.
 _LOWEST_LOGPROB = -9999.0
-
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
 
 
 class CachedTokens(msgspec.Struct):
@@ -144,24 +136,6 @@ class LoadAnswer(msgspec.Struct):
 
     status: str
     model: str
-
-
-class ErrorDetail(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorBody(msgspec.Struct):
-    error: ErrorDetail
-
-
-def error_body(code: str, message: str, param: str | None) -> bytes:
-    """OpenAI's error object; `code` is a key of `ERROR_KINDS`."""
-    status = ERROR_KINDS[code].http_status if code in ERROR_KINDS else 500
-    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return encode(ErrorBody(ErrorDetail(message, kind, param, code)))
 
 
 def event(payload: bytes) -> bytes:

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from pagedd.client.error_body import ErrorBody
 from pagedd.daemon.admission import LIMITS, Limit
 from pagedd.daemon.http_routes import ROUTES, Route
-from pagedd.daemon.openai_responses import ErrorBody
 from pagedd.daemon.openai_schema import NEUTRAL_VALUES
 
 Json = dict[str, Any]

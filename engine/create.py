@@ -253,8 +253,7 @@ def choose_kv_form(name: str, dtype: torch.dtype, head_dim: int, *, beside_quant
     """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' `dtype`."""
     if name != "auto":
         return FORMS[name]
-    # Rows of bytes are read in words of four.
-    return FORMS["int8"] if beside_quantized and head_dim % 4 == 0 else form_of(dtype)
+    return FORMS["int8"] if beside_quantized and FORMS["int8"].fits(head_dim) else form_of(dtype)
 
 
 def is_run_ahead(async_scheduling: str, device: torch.device) -> bool:

@@ -43,6 +43,10 @@ class KVForm:
         """Whether keys wait in 16 bits until their block is full."""
         return bool(self.rows) and self.rows[0].needs_whole_block
 
+    def fits(self, head_dim: int) -> bool:
+        """Rows of bytes are read in words of four."""
+        return self.dtype is not None or head_dim % 4 == 0
+
     def record_bytes(self, plane: int, block_size: int, head_dim: int) -> int:
         """Of one block, for keys (`plane` 0) or values (1) of one head of one layer; padding included."""
         if self.dtype is not None:

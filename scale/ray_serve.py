@@ -5,6 +5,7 @@ that prompts which begin alike come to the daemon that has their beginning cache
 """
 
 import asyncio
+import inspect
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,9 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
+from pagedd.client.error_body import error_body
 from pagedd.client.errors import ERROR_KINDS
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.scale.ask import Ask
@@ -29,14 +31,6 @@ IMBALANCED_THRESHOLD = 16
 # After a replica that ended, until the request goes to another: Ray has to hear of it first.
 _PAUSE_S = 0.3
 _NUM_TRIES = 2
-# Arguments of `build` beside `flags`.
-_NUMBERS: dict[str, type[int] | type[float]] = {
-    "replicas": int,
-    "num_cpus": float,
-    "num_gpus": float,
-    "max_ongoing_requests": int,
-    "imbalanced_threshold": int,
-}
 _NUMBER_NAMES = {int: "a whole number", float: "a number"}
 # Characters of prompts that the router remembers, for all replicas together.
 _REMEMBERED_CHARS = 4_000_000
@@ -88,7 +82,9 @@ class Front:
 
 def _refusal(code: str, message: str) -> Response:
     """As a daemon would say it."""
-    return JSONResponse({"error": {"code": code, "message": message}}, status_code=ERROR_KINDS[code].http_status)
+    status = ERROR_KINDS[code].http_status
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return Response(error_body(code, message, None), status, headers, media_type="application/json")
 
 
 def application(
@@ -123,6 +119,14 @@ def application(
     )
     front = serve.deployment(Front, name="front", max_ongoing_requests=max_ongoing_requests * replicas)
     return front.bind(daemons.bind(list(flags)))
+
+
+# Arguments of `build` beside `flags`, and what each is.
+_NUMBERS = {
+    name: parameter.annotation
+    for name, parameter in inspect.signature(application).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
 
 
 def build(arguments: Mapping[str, str]) -> Any:

@@ -20,8 +20,6 @@ from pagedd.daemon.config import DEFAULT_FILE, DaemonConfig
 from pagedd.daemon.setting import KINDS, Setting, settings_of, tables_of
 from pagedd.tui import app
 
-PAGES = ("pagectl.1", "pagetop.1", "pagedd.toml.5", "pagedd.8")
-
 # A name to look up, and what is said of it.
 Item = tuple[str, str]
 
@@ -54,7 +52,7 @@ _CLIENT_VARIABLES = (
 
 
 def pages() -> dict[str, str]:
-    """The text of each page by its name in `PAGES`."""
+    """The text of each page by its name."""
     daemon, control, top = command_line.make_parser(), pagectl.make_parser(), app.make_parser()
     statuses = [(str(status), meaning) for status, meaning in _exit_statuses()]
     return {

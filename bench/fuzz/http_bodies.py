@@ -1,10 +1,10 @@
 """The JSON bodies of the HTTP API, up to the checks that need no model."""
 
 from pagedd.bench.fuzz.target import Target, check_refusal
+from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
 from pagedd.daemon.admission import check_message, check_num_choices
 from pagedd.daemon.ignored_fields import IgnoredFields
-from pagedd.daemon.openai_responses import error_body
 from pagedd.daemon.openai_schema import (
     ChatBody,
     chat_request,

@@ -59,7 +59,7 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
         refuse_unwritable(settings_file, "settings_file")
     if not options.anyway:
         _refuse_beside_a_daemon(loaded.runtime_dir)
-    load = read_log(options.load) if options.load is not None else synthetic_load()
+    load = read_log(options.load, "load") if options.load is not None else synthetic_load()
     if options.load is not None and not any(entry.prompt_token_ids for entry in load):
         report("the log has lengths alone, so nothing is shared: what prefix caching brings cannot be seen")
     from pagedd.daemon.models import resolve_model

@@ -8,7 +8,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from pagedd.client.request_log import LoggedRequest
+from pagedd.client.request_log import LoggedRequest, Prompts
 from pagedd.daemon.tune.users import Asked, User
 
 SYSTEM_TOKENS = 256
@@ -35,18 +35,11 @@ def make_users(
 
     Random text differs from turn to turn, the system prompt does not.
     """
-    draw = random.Random(11)
-    longest = min(max_request_tokens, max(entry.system_tokens for entry in entries))
-    system = _ids(random.Random(0), longest, vocab_size)
+    prompts = Prompts(entries, range(min(_LEAST_ID, vocab_size - 1), vocab_size), max_request_tokens)
 
     def asked() -> Iterator[Asked]:
         for entry in itertools.cycle(entries):
-            ids = entry.prompt_token_ids
-            if ids is None:
-                num_tokens = min(entry.prompt_tokens, max_request_tokens)
-                shared = system[: min(entry.system_tokens, num_tokens)]
-                ids = shared + _ids(draw, num_tokens - len(shared), vocab_size)
-            ids = [id % vocab_size for id in ids[: max_request_tokens - 1]]
+            ids = [id % vocab_size for id in prompts.next(entry)[: max_request_tokens - 1]]
             yield Asked(ids, max(1, min(entry.output_tokens, max_request_tokens - len(ids))))
 
     backlog = asked()
@@ -56,7 +49,3 @@ def make_users(
             yield next(backlog)
 
     return [user() for _ in range(num_users)]
-
-
-def _ids(draw: random.Random, number: int, vocab_size: int) -> list[int]:
-    return [draw.randrange(min(_LEAST_ID, vocab_size - 1), vocab_size) for _ in range(number)]

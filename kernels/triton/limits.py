@@ -36,13 +36,9 @@ def obstacle(
     """
     if hidden_size > LONGEST_ROW:
         return f"hidden_size {hidden_size}, rows of at most {LONGEST_ROW} fit a norm's kernel; use device cpu"
-    multiple = 1 if form.dtype is not None else 4
-    if head_dim % multiple:
+    if not form.fits(head_dim):
         in_16_bits = "fp16" if arch in WITHOUT_BFLOAT16 else "bf16"
-        return (
-            f"head_dim {head_dim} over a {form.name} cache needs a multiple of {multiple}; "
-            f"use kv_cache_dtype {in_16_bits}"
-        )
+        return f"head_dim {head_dim} over a {form.name} cache needs a multiple of 4; use kv_cache_dtype {in_16_bits}"
     shape = AttentionShape(dtype, form, num_kv_heads, num_heads // num_kv_heads, 16, head_dim)
     try:
         short_launch(arch, shape, shape.group)

@@ -24,11 +24,13 @@ def test_the_file_is_its_owners_alone_and_a_full_one_makes_room(tmp_path: Path) 
     log.close()
     assert path.stat().st_mode & 0o777 == 0o600
     kept = [
-        entry.output_tokens for name in ("requests.jsonl.1", "requests.jsonl") for entry in read_log(path.parent / name)
+        entry.output_tokens
+        for name in ("requests.jsonl.1", "requests.jsonl")
+        for entry in read_log(path.parent / name, "file")
     ]
     assert kept == [1, 2, 3, 4, 5]
     log.add(ONE)
-    assert read_log(path)[-1] == ONE, "a file that is there is continued"
+    assert read_log(path, "file")[-1] == ONE, "a file that is there is continued"
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(
     log.add(ONE)
     monkeypatch.undo()
     log.add(ONE)
-    assert read_log(path) == [ONE, ONE]
+    assert read_log(path, "file") == [ONE, ONE]
     assert len(caplog.records) == 1
 
 
@@ -73,7 +75,7 @@ async def test_what_was_asked_is_written_down_and_can_be_asked_again(socket_fold
         await client.generate("x", max_tokens=4)
         text = path.read_text()
         assert "abc" not in text
-        first, second = read_log(path)
+        first, second = read_log(path, "file")
         assert first.prompt_token_ids == ([97, 98, 99] if with_prompts else None)
         assert (first.prompt_tokens, first.output_tokens, first.priority, second.output_tokens) == (3, 2, 7, 4)
         assert 0 <= second.time_s - first.time_s < 60

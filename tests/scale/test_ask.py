@@ -63,7 +63,7 @@ def test_what_only_administrators_may_do_is_not_relayed(route: tuple[str, str]) 
 
 
 def test_what_is_relayed_is_a_route_of_the_daemon() -> None:
-    from pagedd.daemon.http_api import ROUTES as DAEMON_ROUTES
+    from pagedd.daemon.http_routes import ROUTES as DAEMON_ROUTES
 
     assert {(route.method, route.path) for route in DAEMON_ROUTES} > ROUTES
 

@@ -12,7 +12,7 @@ from pagedd.daemon.tune.load import SYSTEM_TOKENS, make_users, synthetic_load
 def test_a_log_may_have_ids_or_lengths(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text('{"prompt_token_ids": [1, 2], "output_tokens": 3}\n\n{"prompt_tokens": 5, "output_tokens": 4}\n')
-    assert read_log(log) == [
+    assert read_log(log, "file") == [
         LoggedRequest(prompt_token_ids=[1, 2], output_tokens=3),
         LoggedRequest(prompt_tokens=5, output_tokens=4),
     ]
@@ -32,7 +32,7 @@ def test_a_wrong_log_is_refused_with_the_line(tmp_path: Path, text: str, said: s
     log = tmp_path / "log"
     log.write_text(text)
     with pytest.raises(PageddError, match=said):
-        read_log(log)
+        read_log(log, "file")
 
 
 def test_chats_share_their_system_prompt_and_nothing_else() -> None:
