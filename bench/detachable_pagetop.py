@@ -1,4 +1,4 @@
-"""A real pagetop that lets go of its daemon when it is told to, and takes it up again: for `bench/watched_steps.py`.
+"""A real pagetop that lets go of its daemon when it is told to, and takes it up again: for `bench/watching.py`.
 
 SIGUSR1 ends its subscription and then stops the process, as if it were not there; SIGCONT has it subscribe anew. All
 else is the program that people run.
