@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from pagedd.client.protocol import UsageReport
+from pagedd.client.questions import UsageReport
 from pagedd.client.render import Glyphs, printable, table
 from pagedd.client.usage import CallerUsage, Cost
 

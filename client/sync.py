@@ -15,17 +15,8 @@ from typing import Any, Self, TypeVar, Unpack
 from pagedd.client.aio import LOAD_WAIT_S, AsyncClient
 from pagedd.client.aio import Generation as AsyncGeneration
 from pagedd.client.options import SamplingOptions
-from pagedd.client.protocol import (
-    BlockDetail,
-    ChatMessage,
-    Delta,
-    Done,
-    Evicted,
-    Pong,
-    Prefixes,
-    RequestText,
-    UsageReport,
-)
+from pagedd.client.protocol import ChatMessage, Delta, Done, Pong
+from pagedd.client.questions import BlockDetail, Evicted, Prefixes, RequestText, UsageReport
 from pagedd.client.stats_frame import StatsFrame
 
 _Result = TypeVar("_Result")

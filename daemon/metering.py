@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from pagedd.client.protocol import Chat, Generate, UsageReport
+from pagedd.client.protocol import Chat, Generate
+from pagedd.client.questions import UsageReport
 from pagedd.client.usage import CallerUsage
 from pagedd.daemon.accounts import Account, Accounts
 from pagedd.daemon.admission import token_bounds
