@@ -5,6 +5,7 @@ Owns the form of a line, and the prompt of one that has only lengths. Token coun
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ class LoggedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
 
     Attributes:
         time_s: when it came, Unix time; in a log made by hand any other beginning, or 0 for all.
+        after_s: how long after the one on the line before it came, by a clock that nobody sets; negative when it came
+            before that one. None, as in a log made by hand, is what `time_s` says.
         output_tokens: of each choice.
         prompt_tokens: without `prompt_token_ids`, how many.
         system_tokens: without ids, how many at the beginning all such requests have in common.
@@ -29,6 +32,7 @@ class LoggedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     prompt_tokens: int = 0
     system_tokens: int = 0
     time_s: float = 0.0
+    after_s: float | None = None
     n: int = 1
     priority: int = 0
 
@@ -58,6 +62,16 @@ class Prompts:
         num_ids = min(entry.prompt_tokens, self._most)
         shared = self._system[: min(entry.system_tokens, num_ids)]
         return shared + self._draw.choices(self._ids, k=num_ids - len(shared))
+
+
+def arrivals_s(entries: Sequence[LoggedRequest]) -> list[float]:
+    """When each came, seconds since the first of all. A clock that was set in between does not count."""
+    arrivals = [0.0]
+    for before, entry in pairwise(entries):
+        gap_s = entry.time_s - before.time_s if entry.after_s is None else entry.after_s
+        arrivals.append(arrivals[-1] + gap_s)
+    first_s = min(arrivals)
+    return [arrival_s - first_s for arrival_s in arrivals]
 
 
 def read_log(path: Path, field: str) -> list[LoggedRequest]:

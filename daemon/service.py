@@ -34,6 +34,7 @@ from pagedd.daemon.requests import Broken, Cancelled, ClientGone, LiveRequest, P
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
 from pagedd.daemon.tracing import Tracing
+from pagedd.daemon.wall_clock import unix_s
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.request import Preemption, SequenceOutput
 
@@ -61,7 +62,7 @@ class Service:
         self.doctor = Doctor(self.metering.accounts, caches_prefixes=config.enable_prefix_caching, clock=clock)
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
-        self.started_unix_s = int(time.time())
+        self.started_unix_s = int(unix_s())
         self._config = config
         self._suspects = poison.Suspects()
         self._crash_reports = CrashReports(state_directory() / "crashes")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat
 from pagedd.daemon.live_requests import LiveEntry
+from pagedd.daemon.wall_clock import unix_s
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -43,7 +44,7 @@ class Tracing:
 
         request, times = entry.request, entry.times
         now_s = time.monotonic()
-        to_unix_s = time.time() - now_s
+        to_unix_s = unix_s(now_s) - now_s  # read once, so that a clock that is set meanwhile tears no trace
 
         def unix_ns(monotonic_s: float) -> int:
             return int((monotonic_s + to_unix_s) * 1e9)

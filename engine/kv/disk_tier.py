@@ -60,6 +60,7 @@ class DiskTier:
         self._file_bytes: dict[Path, int] = {}  # least recently used first; those that are ignored as well
         self._num_bytes = 0  # of all of them
         self._is_writable = True
+        self._last_use_ns = 0  # the newest file's time of last change
         try:
             for left_behind, _ in self._own_files(UNFINISHED_SUFFIX):
                 left_behind.unlink()
@@ -104,8 +105,7 @@ class DiskTier:
         files = dict.fromkeys(self._places[key][0].path for key in keys if key in self._places)
         for path in reversed(files):
             self._file_bytes[path] = self._file_bytes.pop(path)
-            with suppress(OSError):
-                os.utime(path)
+            self._stamp(path)
 
     def write(self, blocks: Sequence[tuple[StoredBlock, BlockBytes]]) -> bool:
         """Writes a file of them, in place of the least recently used.
@@ -124,6 +124,7 @@ class DiskTier:
             self._is_writable = False
             return False
         self._is_writable = True
+        self._stamp(segment.path)
         self._enter(segment)
         self.figures.stored_total += len(blocks)
         self.figures.written_bytes_total += num_bytes
@@ -167,11 +168,9 @@ class DiskTier:
         os.close(self._lock)
 
     def _read_index(self) -> None:
-        num_foreign, now_ns = 0, time.time_ns()
-        for path, status in sorted(self._own_files(SUFFIX), key=lambda item: min(item[1].st_mtime_ns, now_ns)):
-            if status.st_mtime_ns > now_ns:  # the clock was wrong; from now on it gets older like the others
-                with suppress(OSError):
-                    os.utime(path)
+        num_foreign = 0
+        for path, status in sorted(self._own_files(SUFFIX), key=lambda item: item[1].st_mtime_ns):
+            self._last_use_ns = status.st_mtime_ns
             self._count(path, status.st_size)
             try:
                 self._enter(read_segment(path, self.form))
@@ -184,6 +183,12 @@ class DiskTier:
         if num_foreign:
             log.info("KV blocks on the disk: %d files of another model, dtype, block size or layout", num_foreign)
         log.info("KV blocks on the disk: %d of this model in %s", len(self._places), self._directory)
+
+    def _stamp(self, path: Path) -> None:
+        """The file was used now: its time is after all others', also where the clock was set back meanwhile."""
+        self._last_use_ns = max(self._last_use_ns + 1, time.time_ns())  # noqa: TID251 (for people; the order is ours)
+        with suppress(OSError):
+            os.utime(path, ns=(self._last_use_ns, self._last_use_ns))
 
     def _own_files(self, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
         """Regular files with names that `write_segment` gives."""

@@ -391,6 +391,18 @@ def test_a_block_that_lies_in_two_files_outlives_either(open_tier, goes: int, le
     assert tier.stats().num_blocks == len(left)
 
 
+@pytest.mark.parametrize("jump_ns", [3600 * 10**9, -3600 * 10**9])
+def test_after_a_clock_was_set_the_order_of_use_is_the_order_of_use(open_tier, monkeypatch, jump_ns: int) -> None:
+    tier, clock_ns = open_tier(), time.time_ns
+    for letter in "abc":
+        tier.write(blocks(letter))
+    monkeypatch.setattr(time, "time_ns", lambda: clock_ns() + jump_ns)
+    tier.touch([b"a" * 32])
+    tier.write(blocks("d"))
+    tier = open_tier(num_files=2)
+    assert held(tier) == "ad"
+
+
 def test_a_file_from_the_future_is_as_old_as_the_start_that_found_it(open_tier) -> None:
     tier = open_tier()
     for letter in "ab":
