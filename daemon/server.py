@@ -212,7 +212,7 @@ class Daemon:
         rivals = Rivals(self._config, load_nvml)
         while rivals.are_awaited:
             # In a thread, because drivers and a look at all processes take their time.
-            claim = await asyncio.to_thread(rivals.claim, self._host.info, self._host.state)
+            claim = await asyncio.to_thread(rivals.claim, self._host.info, self._host.pid, self._host.state)
             await self._service.device.yield_device("rivals", claim)
             await asyncio.sleep(_RIVALS_INTERVAL_S)
 

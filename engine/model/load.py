@@ -18,7 +18,8 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.engine.faults import is_out_of_memory
-from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.kv.pool_check import refuse_impossible_pools
+from pagedd.engine.kv.storage import KVStorage, total_bytes
 from pagedd.engine.model.config import FUSED_ARCHITECTURES, DecoderConfig, ModelConfig, parse_decoder_config, parse_eos
 from pagedd.engine.model.cpu_decoder import KV_FORMS as CPP_KV_FORMS
 from pagedd.engine.model.cpu_decoder import CpuDecoder, unfit_for_cpu
@@ -103,7 +104,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
         model, model_config = load_adapted(path, device, dtype, progress, gathers_kv=backend.gathers_kv)
     else:
         decoder_config, checkpoint = opened
-        _refuse_what_is_too_large(checkpoint, device, dtype)
+        _refuse_what_is_too_large(config, opened, device, dtype)
         model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)
         model_config = decoder_config
     log.info("%s: %s, %s on %s", path.name, model_config.architecture, str(dtype).removeprefix("torch."), device)
@@ -121,7 +122,7 @@ def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] |
     if opened is None:
         return None
     config, checkpoint = opened
-    _refuse_what_is_too_large(checkpoint, device, dtype)
+    _refuse_what_is_too_large(settings, opened, device, dtype)
     obstacle = _obstacle_to_cpp(config, device, dtype)
     if obstacle is not None:
         _refuse_weight_form(settings, dtype, obstacle)
@@ -131,18 +132,25 @@ def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] |
     return opened
 
 
-def _refuse_what_is_too_large(checkpoint: FileCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-    """A card that could not hold the weights if it had nothing else never will: reading them would take minutes."""
-    if device.type != "cuda":
-        return
-    needed, total = checkpoint.least_bytes(dtype.itemsize), torch.cuda.get_device_properties(device).total_memory
-    if needed > total:
+def _refuse_what_is_too_large(
+    settings: EngineConfig,
+    opened: tuple[DecoderConfig, FileCheckpoint],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """What could not be held if nobody else had anything never will be: reading the weights would take minutes."""
+    config, checkpoint = opened
+    weight_bytes = checkpoint.least_bytes(dtype.itemsize)
+    if device.type == "cuda" and weight_bytes > (total := total_bytes(device)):
         gib = 1 << 30
         raise EngineError(
             "unsupported_device",
-            f"the model's weights take {needed / gib:.1f} GiB at least, {device} has {total / gib:.1f} in all; "
+            f"the model's weights take {weight_bytes / gib:.1f} GiB at least, {device} has {total / gib:.1f} in all; "
             "choose a smaller model or one in fewer bits, or use device cpu",
         )
+    if settings.weight_dtype != "auto":
+        weight_bytes = 0  # they may take less than in the file
+    refuse_impossible_pools(settings, config, checkpoint, device, dtype, weight_bytes=weight_bytes)
 
 
 def _open(path: Path) -> tuple[DecoderConfig, FileCheckpoint] | None:

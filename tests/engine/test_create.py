@@ -7,9 +7,12 @@ import torch
 
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.config_check import refuse_unfit
-from pagedd.engine.create import choose_kv_form, create_runner
+from pagedd.engine.create import create_runner
 from pagedd.engine.errors import EngineError
 from pagedd.engine.foresee import foresee
+from pagedd.engine.kv import pool_check
+from pagedd.engine.kv.pool_check import choose_kv_form
+from pagedd.engine.model import load
 from pagedd.engine.model.cpu_decoder import KV_FORMS
 from pagedd.engine.model.load import check_loadable
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint
@@ -64,6 +67,28 @@ def test_what_is_foreseen_before_a_weight_is_read_is_what_the_engine_chooses(fol
 def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
     _, info = make(folder, num_blocks=1, block_size=8)
     assert info.num_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"num_blocks": 10**9},
+            r"num_blocks 1000000000 of 2048 bytes take 1907\.3 GiB beside 0\.0 GiB of weights, cpu has 64\.0 GiB; 335",
+        ),
+        ({"num_blocks": 33_554_431}, r"; 3355\d+ would fill it$"),  # all but for the weights
+        ({"kv_host_gib": 65.0}, r"kv_host_gib 65, the host has 64\.0 GiB; lower it$"),
+    ],
+)
+def test_a_pool_that_the_machine_can_never_hold_is_refused_before_a_weight_is_read(
+    folder, monkeypatch: pytest.MonkeyPatch, settings, said: str
+) -> None:
+    monkeypatch.setattr(pool_check, "total_bytes", lambda device: 64 << 30)
+    monkeypatch.setattr(load, "_make_decoder", lambda *args: pytest.fail("weights are read"))
+    with pytest.raises(EngineError, match=f"^invalid_setting: .*{said}"):
+        make(folder, **settings)
+    with pytest.raises(EngineError, match=said):
+        foresee(EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings), has_model=True)
 
 
 def test_the_kv_cache_may_be_narrower_than_the_activations(folder) -> None:

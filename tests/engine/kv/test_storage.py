@@ -5,7 +5,7 @@ import torch
 
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv import storage
-from pagedd.engine.kv.storage import KVStorage, free_bytes, host_memory, pool_of, size_pool
+from pagedd.engine.kv.storage import KVStorage, free_bytes, host_memory, pool_of, size_pool, total_bytes
 from pagedd.engine.model.config import ModelConfig
 from pagedd.kernels.kv_form import FORMS
 
@@ -127,10 +127,12 @@ def test_an_allocation_that_fails_is_an_engine_error() -> None:
 
 def test_free_memory_of_a_cpu_is_what_the_machine_or_the_control_group_still_gives(monkeypatch) -> None:
     monkeypatch.setattr(storage, "_available_ram", lambda: 900)
-    monkeypatch.setattr(storage, "_cgroup_headrooms", lambda: [700, 800])
+    monkeypatch.setattr(storage, "_cgroup_memory", lambda: [(1000, 300), (900, 100)])
     assert free_bytes(CPU) == 700
-    monkeypatch.setattr(storage, "_cgroup_headrooms", list)
+    assert total_bytes(CPU) == 900
+    monkeypatch.setattr(storage, "_cgroup_memory", list)
     assert free_bytes(CPU) == 900
+    assert total_bytes(CPU) > 2**28
 
 
 def test_free_memory_of_a_card_is_what_its_driver_says_whoever_has_the_rest(monkeypatch) -> None:
