@@ -64,6 +64,7 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True, omit_defaults=True)
         parse_special: read `<|…|>`-like text in the prompt as control tokens. Off, so that pasted text is no command.
         cache_salt: narrows prefix sharing to requests with the same salt (and the same caller).
         stream: False sends no `Delta`; everything comes with `Done`.
+        traceparent, tracestate: of the caller's span, as in W3C's headers of these names; what is malformed is ignored.
     """
 
     id: str
@@ -75,6 +76,8 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True, omit_defaults=True)
     stream: bool = True
     parse_special: bool = False
     cache_salt: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 class Chat(msgspec.Struct, tag="chat", kw_only=True, omit_defaults=True):
@@ -87,6 +90,8 @@ class Chat(msgspec.Struct, tag="chat", kw_only=True, omit_defaults=True):
     priority: int = 0
     stream: bool = True
     cache_salt: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 class Cancel(msgspec.Struct, tag="cancel", kw_only=True):

@@ -79,6 +79,7 @@ class Client:
         priority: int = 0,
         parse_special: bool = False,
         cache_salt: str | None = None,
+        trace_context: Mapping[str, str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> "Generation":
         """Continue `prompt`, or `prompt_token_ids`. Nothing is sent until the `Generation` is iterated or asked."""
@@ -89,6 +90,7 @@ class Client:
             priority=priority,
             parse_special=parse_special,
             cache_salt=cache_salt,
+            trace_context=trace_context,
             **sampling,
         )
         return Generation(self, generation)
@@ -100,10 +102,18 @@ class Client:
         model: str = "default",
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_context: Mapping[str, str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> "Generation":
         """Answer a conversation, given as `ChatMessage` or as dicts with `role` and `content`."""
-        generation = self._client.chat(messages, model=model, priority=priority, cache_salt=cache_salt, **sampling)
+        generation = self._client.chat(
+            messages,
+            model=model,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_context=trace_context,
+            **sampling,
+        )
         return Generation(self, generation)
 
     def stats(self, *, blocks: bool = False) -> StatsFrame:

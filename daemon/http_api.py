@@ -317,6 +317,8 @@ class _Handlers:
             raise
         self._ignored.note(body, schema.__struct_fields__)
         del body  # a stream may take minutes
+        for message in asked.messages:
+            message.traceparent, message.tracestate = _trace_headers(request)
         return await generate(self._service, request, request[_CALLER], asked, kind)
 
     def _card(self) -> ModelCard:
@@ -331,6 +333,12 @@ class _Handlers:
     def _max_model_len(self) -> int:
         info = self._service.host.info
         return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
+
+
+def _trace_headers(request: web.Request) -> tuple[str | None, str | None]:
+    """W3C's two: the first, of which there may be but one, and the lines of the second in one."""
+    parents, states = (request.headers.getall(name, []) for name in ("traceparent", "tracestate"))
+    return parents[0] if len(parents) == 1 else None, ",".join(states) or None
 
 
 def _check_admin(request: web.Request) -> None:

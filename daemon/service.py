@@ -278,7 +278,11 @@ class Service:
             stop=message.sampling.stop,
             min_tokens=message.sampling.min_tokens,
         )
-        return LiveEntry(request, message, caller, send, RequestTimes(now_s, {}), self.metering.open(caller))
+        entry = LiveEntry(request, message, caller, send, RequestTimes(now_s, {}), self.metering.open(caller))
+        if self._tracing is not None:
+            entry.trace_context = self._tracing.caller_context(message)
+        message.traceparent = message.tracestate = None  # of any length, and of no more use
+        return entry
 
     def _on_request_ended(self, entry: LiveEntry) -> None:
         self._request_log.ended(entry)

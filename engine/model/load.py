@@ -121,7 +121,7 @@ def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] |
     opened = _open(Path(settings.model))
     if opened is None:
         return None
-    config, checkpoint = opened
+    config, _ = opened
     _refuse_what_is_too_large(settings, opened, device, dtype)
     obstacle = _obstacle_to_cpp(config, device, dtype)
     if obstacle is not None:
