@@ -214,6 +214,8 @@ def _tried(tried: Tried) -> str:
     mark = "kept" if tried.is_kept and tried.changed else ""
     if result.error:
         return _line(tried.step, setting, before, "-", "", "-", result.error)
+    if tried.is_repeated and not tried.changed:
+        return _line(tried.step, "", "", "", "", "", tried.note)
     first = "-" if result.first_token_s is None else f"{1e3 * result.first_token_s:.0f} ms"
     notes = ", ".join(note for note in (mark, tried.note) if note)
     return _line(tried.step, setting, before, f"{result.output_tokens_per_s:.0f}", gain, first, notes)

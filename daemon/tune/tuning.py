@@ -30,7 +30,7 @@ QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 class Tried:
     """One trial, and what held when it was made (`before`, measured beside it; None for the first).
 
-    `is_repeated` marks the line that says what a step came to, of a trial that has a line already.
+    `is_repeated` marks a line of no trial of its own: what a step came to, or why nothing was tried in it.
     """
 
     step: str

@@ -150,14 +150,14 @@ def test_what_ran_beside_others_is_tried_once_more_and_never_kept() -> None:
     tuning, tried = run(EngineConfig(model="m"), Busy(lambda config: rates[config.block_size]))
     assert tuning.changes == {"block_size": 8}
     assert [one.note for one in tried if one.step == "block size"] == [
-        "",
+        "+20 % when tried again",
         "not judged: others had the cores 40 % of the time",
     ]
 
 
 def test_the_line_that_says_which_form_was_chosen_is_no_trial_of_its_own() -> None:
     _, tried = run(EngineConfig(model="m"), Bench(lambda config: 200.0 if config.kv_cache_dtype == "fp8" else 100.0))
-    assert [one.note for one in tried if one.is_repeated] == ["chosen"]
+    assert [one.note for one in tried if one.is_repeated and one.changed] == ["chosen"]
 
 
 def test_nothing_is_judged_that_has_nothing_sound_beside_it() -> None:
