@@ -261,7 +261,7 @@ class _Handlers:
         body = await _body(request)
         token_ids = await self._service.tokenize(tokenize_request(body))
         self._ignored.note(body, TokenizeBody.__struct_fields__)
-        return _json(TokenizeAnswer(token_ids, len(token_ids), self._max_model_len()))
+        return _json(TokenizeAnswer(token_ids, len(token_ids), self._service.max_request_tokens))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -320,12 +320,8 @@ class _Handlers:
             object="model",
             created=self._service.started_unix_s,
             owned_by="pagedd",
-            max_model_len=self._max_model_len(),
+            max_model_len=self._service.max_request_tokens,
         )
-
-    def _max_model_len(self) -> int:
-        info = self._service.host.info
-        return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
 
 
 def _check_admin(request: web.Request) -> None:

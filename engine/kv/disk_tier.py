@@ -216,8 +216,9 @@ class DiskTier:
             except OSError as error:
                 log.warning("KV blocks on the disk: %s is ignored: %s", path.name, error)
         if num_foreign:
-            log.info("KV blocks on the disk: %d files of another model, dtype, block size or layout", num_foreign)
-        log.info("KV blocks on the disk: %d of this model in %s", len(self._places), self._directory)
+            files = "file of KV blocks is" if num_foreign == 1 else "files of KV blocks are"
+            log.info("%d %s of another model, dtype, block size or layout", num_foreign, files)
+        log.info("%s has %d KV blocks of this model", self._directory, len(self._places))
 
     def _own_files(self, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
         """Regular files with names that `write_segment` gives."""

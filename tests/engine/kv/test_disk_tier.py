@@ -164,7 +164,7 @@ def test_another_models_or_forms_files_are_left_alone(open_tier, caplog, field: 
     with caplog.at_level(logging.INFO):
         tier = open_tier(form=other)
     assert held(tier) == ""
-    assert "1 files of another model" in caplog.text
+    assert "1 file of KV blocks is of another model" in caplog.text
     assert held(open_tier()) == "ab"
 
 
@@ -317,7 +317,7 @@ def test_the_log_line_of_a_start_says_how_many_blocks_there_are(open_tier, caplo
     open_tier().write(blocks("abc"))
     with caplog.at_level(logging.INFO, disk_tier.__name__):
         open_tier()
-    assert "3 of this model" in caplog.text
+    assert "kv has 3 KV blocks of this model" in caplog.text
 
 
 def test_files_with_other_names_are_neither_counted_nor_removed(open_tier, tmp_path: Path) -> None:
