@@ -119,8 +119,9 @@ class Seats:
         """
         decoding: list[Sequence] = []
         prefilling: deque[Sequence] = deque()
+        reads = self._blocks.reads
         for sequence in self.running:
-            if (self._is_ahead and sequence.has_all_tokens) or sequence in self._blocks.reads:
+            if (self._is_ahead and sequence.has_all_tokens) or sequence in reads:
                 continue
             if sequence.is_decoding:
                 decoding.append(sequence)
