@@ -38,6 +38,9 @@ class LoggedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
 
 
 _decoder = msgspec.json.Decoder(LoggedRequest)
+# A log is read whole. What is longer is none, or that of months.
+_MAX_LINES = 1_000_000
+_MAX_LINE_BYTES = 16 << 20
 
 
 class Prompts:
@@ -78,21 +81,27 @@ def read_log(path: Path, field: str) -> list[LoggedRequest]:
     """In the order of the file. Raises `PageddError("invalid_setting")`, which blames `field` and names the line."""
     entries = []
     try:
-        lines = path.read_bytes().splitlines()
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
+                if number > _MAX_LINES or len(line) > _MAX_LINE_BYTES:
+                    limits = f"a log has at most {_MAX_LINES} lines of {_MAX_LINE_BYTES} bytes"
+                    raise PageddError("invalid_setting", f"{path}, line {number}: {limits}", field=field)
+                if line.strip():
+                    entries.append(_entry(line, f"{path}, line {number}", field))
     except OSError as error:
         raise PageddError("invalid_setting", f"{path} cannot be read: {error.strerror}", field=field) from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = _decoder.decode(line)
-        except msgspec.MsgspecError as error:
-            raise PageddError("invalid_setting", f"{path}, line {number}: {error}", field=field) from None
-        has_prompt = bool(entry.prompt_token_ids) or entry.prompt_tokens > 0
-        if entry.output_tokens < 1 or entry.n < 1 or entry.system_tokens < 0 or not has_prompt:
-            rule = "output_tokens and the prompt's ids or length, and n, must be at least 1, system_tokens at least 0"
-            raise PageddError("invalid_setting", f"{path}, line {number}: {rule}", field=field)
-        entries.append(entry)
     if not entries:
         raise PageddError("invalid_setting", f"{path} holds no request; write one a line", field=field)
     return entries
+
+
+def _entry(line: bytes, where: str, field: str) -> LoggedRequest:
+    try:
+        entry = _decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise PageddError("invalid_setting", f"{where}: {error}", field=field) from None
+    has_prompt = bool(entry.prompt_token_ids) or entry.prompt_tokens > 0
+    if entry.output_tokens < 1 or entry.n < 1 or entry.system_tokens < 0 or not has_prompt:
+        rule = "output_tokens and the prompt's ids or length, and n, must be at least 1, system_tokens at least 0"
+        raise PageddError("invalid_setting", f"{where}: {rule}", field=field)
+    return entry

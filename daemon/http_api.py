@@ -265,7 +265,7 @@ class _Handlers:
         self._ignored.note(body, TokenizeBody.__struct_fields__)
         del body
         token_ids = await self._service.tokenize(message)
-        return _json(TokenizeAnswer(token_ids, len(token_ids), self._max_model_len()))
+        return _json(TokenizeAnswer(token_ids, len(token_ids), self._service.max_request_tokens))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await self._bodies.read(request)
@@ -327,12 +327,8 @@ class _Handlers:
             object="model",
             created=self._service.started_unix_s,
             owned_by="pagedd",
-            max_model_len=self._max_model_len(),
+            max_model_len=self._service.max_request_tokens,
         )
-
-    def _max_model_len(self) -> int:
-        info = self._service.host.info
-        return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
 
 
 def _trace_headers(request: web.Request) -> tuple[str | None, str | None]:

@@ -223,6 +223,7 @@ class Daemon:
             if speed != before:
                 before = speed
                 self._host.set_pace(speed.tokens_per_second)
+                self._service.doctor.is_paced = speed.tokens_per_second is not None
                 limit = speed.tokens_per_second
                 words = "as fast as it goes" if limit is None else f"{limit:g} tokens/s at most, {speed.reason}"
                 log.info("the engine computes %s", words)

@@ -202,6 +202,14 @@ class Service:
 
     # Text
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the longest request that can be served, as far as that is known without an engine."""
+        if (info := self.host.info) is not None:
+            return info.max_request_tokens
+        context_length = self.served_model().prepared.context_length
+        return min(context_length, self._config.max_model_len or context_length)
+
     def served_model(self) -> ServedModel:
         """Raises `PageddError("engine_loading")` before the model's text side is ready."""
         if self.model is None:

@@ -112,7 +112,7 @@ def create_runner(
     loaded = load(config, lambda share, what: progress(0.9 * share, what))
     device, model, backend = loaded.device, loaded.model, loaded.backend
     if model.own_kernels is None:
-        log.info("kernels: %s, because %s", backend.name, backend.reason)
+        log.info("the kernels are those of %s, because %s", backend.name, backend.reason)
     refuse_unfit(config, loaded.config.max_position, model.kv_forms)
     if loaded.config.vocab_size > MAX_VOCAB_SIZE:
         raise EngineError(
@@ -169,9 +169,10 @@ def create_runner(
     else:
         refuse_impossible_pool(config.num_blocks, bytes_per_block, model.weight_bytes, device)
         pool = pool_of(config.num_blocks, bytes_per_block, config.block_size, max_model_len)
-    log.info("%s; %s, %d bytes a token", pool.describe(), kv_form.name, bytes_per_block // config.block_size)
+    log.info("%s; a token takes %d bytes as %s", pool.describe(), bytes_per_block // config.block_size, kv_form.name)
     if num_pages:
-        log.info("keys of blocks that are not full: %d pages in 16 bits, %.1f MiB", num_pages, open_bytes / 2**20)
+        size_mib = open_bytes / 2**20
+        log.info("keys of blocks that are not full lie in %d pages of 16 bits, %.1f MiB", num_pages, size_mib)
     num_blocks = pool.num_blocks + uses_graphs  # one that belongs to nobody
     storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device, num_pages=num_pages)
 
@@ -235,7 +236,7 @@ def _create_tiers(config: EngineConfig, runner: ModelRunner, info: EngineInfo) -
         try:
             identity["model"] = fingerprint(Path(config.model))
         except OSError as error:
-            log.warning("no KV blocks on the disk, because the weights cannot be told from others: %s", error)
+            log.warning("the disk keeps no KV blocks, because the weights cannot be told from others: %s", error)
             directory = None
     return create_tiers(
         runner.storage,

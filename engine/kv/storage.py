@@ -174,9 +174,9 @@ class PoolSize:
 
     def describe(self) -> str:
         return (
-            f"KV pool: {self.num_blocks} blocks, {self.num_tokens} tokens, {_gib(self.num_bytes)}; "
+            f"the KV pool has {self.num_blocks} blocks for {self.num_tokens} tokens in {_gib(self.num_bytes)}; "
             f"{self.num_full_requests:.1f} full-length requests fit"
-        ) + (", one for each seat; num_blocks for more prefixes" if self.is_memory_left else "")
+        ) + (", one for each seat, and num_blocks makes room for more prefixes" if self.is_memory_left else "")
 
 
 def size_pool(

@@ -107,7 +107,8 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
         _refuse_what_is_too_large(config, opened, device, dtype)
         model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)
         model_config = decoder_config
-    log.info("%s: %s, %s on %s", path.name, model_config.architecture, str(dtype).removeprefix("torch."), device)
+    kind, number_type = model_config.architecture, str(dtype).removeprefix("torch.")
+    log.info("%s is a model of kind %s and computes in %s on %s", path.name, kind, number_type, device)
     return LoadedModel(model, backend, model_config, device, dtype)
 
 
@@ -195,7 +196,7 @@ def _make_decoder(
             refuse_unfit(settings, config.max_position, CPP_KV_FORMS)
             in_cpp = CpuDecoder(extension, config, checkpoint, form, progress)
             sizes = ", ".join(f"{size / 2**20:.0f} MiB {name}" for name, size in in_cpp.forms.items())
-            log.info("weights: %s; one C++ call a step", sizes)
+            log.info("the weights take %s; a step is one C++ call", sizes)
             return in_cpp
     _refuse_weight_form(settings, dtype, obstacle)
     refuse_unfit(settings, config.max_position, FORMS.keys())
@@ -207,7 +208,7 @@ def _make_decoder(
         config, checkpoint, dtype, device, progress, keeps_packed=keeps_packed, gathers_kv=backend.gathers_kv
     )
     packed = ", as the file quantizes them" if decoder.has_quantized_weights else ""
-    log.info("weights: %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
+    log.info("the weights take %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
     if decoder.dequantized:
         count, first = len(decoder.dequantized), decoder.dequantized[0]
         log.warning("%d quantized matrices, %s the first, have no packed form here and take 16 bits", count, first)

@@ -52,7 +52,7 @@ def test_the_factory_fills_in_every_choice(folder, caplog) -> None:
     assert info.max_num_batched_tokens == 512
     assert info.kv_bytes_per_token == 2 * 2 * 1 * 8 * 4
     assert info.num_blocks == 3 * 4  # all seats at full length; far less than the memory would hold
-    assert "KV pool: 12 blocks, 192 tokens, 0.00 GiB; 3.0 full-length requests fit" in caplog.text
+    assert "the KV pool has 12 blocks for 192 tokens in 0.00 GiB; 3.0 full-length requests fit" in caplog.text
     assert set(runner.seconds.values()) == {0.0}, "the warm-up is not a step"
 
 
@@ -101,7 +101,7 @@ def test_a_quantized_cache_serves_and_says_what_a_token_takes(folder, caplog, fo
     with caplog.at_level(logging.INFO):
         runner, info = make(folder, num_blocks=4, kv_cache_dtype=form)  # the warm-up fills it
     assert (info.dtype, info.kv_cache_dtype, info.kv_bytes_per_token) == ("float32", form, num_bytes)
-    assert f"{form}, {num_bytes} bytes a token" in caplog.text
+    assert f"a token takes {num_bytes} bytes as {form}" in caplog.text
     assert runner._storage.num_bytes == 4 * 16 * num_bytes
 
 
@@ -188,7 +188,7 @@ def test_the_pool_comes_from_what_a_card_has_free_and_the_log_says_what_fits(fol
     assert 0 < num_bytes < 0.9 * free
     full_requests = info.num_blocks / (64 / 16)
     assert (
-        f"KV pool: {info.num_blocks} blocks, {16 * info.num_blocks} tokens, 0.00 GiB; "
+        f"the KV pool has {info.num_blocks} blocks for {16 * info.num_blocks} tokens in 0.00 GiB; "
         f"{full_requests:.1f} full-length requests fit" in caplog.text
     )
     _, wider = make(folder, max_num_batched_tokens=512, **settings)
