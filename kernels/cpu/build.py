@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 NAME = "pagedd_cpu"
-SOURCES = ("bindings.cpp", "decoder.cpp", "linear.cpp", "packing.cpp", "attention.cpp", "rope_kv.cpp")
+SOURCES = ("bindings.cpp", "decoder.cpp", "linear.cpp", "wide_product.cpp", "packing.cpp", "attention.cpp", "rope_kv.cpp")
 # Maybe-uninitialized: GCC 12 reports its own AVX-512 headers.
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-Wno-maybe-uninitialized"]
 FOLDER = Path(__file__).parent

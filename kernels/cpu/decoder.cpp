@@ -56,6 +56,11 @@ struct Decoder::Scratch {
 
   explicit Scratch(int num_threads) : num_threads(num_threads), attention(num_threads), row(num_threads) {}
 
+  // One thread alone is the reference mode: a row is the same to the last bit whatever is computed with it.
+  RowForm row_form(const Linear& linear, int num_rows) const {
+    return cpu::row_form(linear, num_rows, /*may_be_wide=*/num_threads > 1);
+  }
+
   // With fewer rows than threads each thread prepares the inputs for itself: cheaper than a phase.
   bool prepares_alone(int num_rows) const { return num_rows < num_threads; }
 };
@@ -71,7 +76,8 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
   size_t prepared_bytes = 0;
   const auto want = [&](const Linear& linear, size_t num_rows) {
     const size_t rows = scratch.prepares_alone(int(num_rows)) ? num_rows * num_threads : num_rows;
-    prepared_bytes = std::max(prepared_bytes, rows * prepared_row_bytes(linear.form, linear.in_features));
+    const RowForm form = scratch.row_form(linear, int(num_rows));
+    prepared_bytes = std::max(prepared_bytes, rows * form.bytes());
   };
   for (const Layer& layer : layers_)
     for (const Linear* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
@@ -133,17 +139,18 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
                              shape_.num_kv_heads, kv.block_size, shape_.head_dim, kv.open_keys + index * open_bytes};
       run_layer(layers_[index], index == last, kv_layer, batch, full, scratch, member);
     }
-    const size_t row_bytes = prepared_row_bytes(head_.form, hidden);
+    const RowForm form = scratch.row_form(head_, batch.num_logits_rows);
+    const size_t row_bytes = form.bytes();
     member.share(batch.num_logits_rows, 1, [&](int begin, int end) {
       for (int row = begin; row < end; ++row) {
         const float* x = scratch.sampled + size_t(row) * hidden;
         rms_norm(x, final_norm_, hidden, shape_.rms_norm_eps, scratch.row[member.thread()]);
-        prepare_row(head_.form, hidden, scratch.row[member.thread()], scratch.prepared + row * row_bytes);
+        form.prepare(scratch.row[member.thread()], scratch.prepared + row * row_bytes);
       }
     });
     const int step = tile_step(head_, batch.num_logits_rows, num_threads);
     member.share(head_.out_features / kTile, step, [&](int begin, int end) {
-      multiply(head_, scratch.prepared, 0, batch.num_logits_rows, begin, end, begin + step * num_threads,
+      multiply(head_, form, scratch.prepared, 0, batch.num_logits_rows, begin, end, begin + step * num_threads,
                Epilogue::kStore, logits, head_.out_features);
     });
   }
@@ -167,11 +174,12 @@ void Decoder::run_layer(const Layer& layer, bool is_last, const KvLayer& kv, con
   // y = epilogue(linear · rows), where make_row(row) returns a row of floats.
   const auto product = [&](const Linear& linear, int num_rows, auto make_row, Epilogue epilogue, float* y, int width) {
     const bool alone = scratch.prepares_alone(num_rows);
-    const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
+    const RowForm form = scratch.row_form(linear, num_rows);
+    const size_t row_bytes = form.bytes();
     uint8_t* inputs = scratch.prepared + (alone ? size_t(member.thread()) * num_rows * row_bytes : 0);
     const auto prepare = [&](int begin, int end) {
       for (int row = begin; row < end; ++row)
-        prepare_row(linear.form, linear.in_features, make_row(row), inputs + row * row_bytes);
+        form.prepare(make_row(row), inputs + row * row_bytes);
     };
     if (!alone) member.share(num_rows, kRowStep, prepare);
     bool is_prepared = !alone;
@@ -180,7 +188,7 @@ void Decoder::run_layer(const Layer& layer, bool is_last, const KvLayer& kv, con
       // Only by who holds a piece: as long as it does, no later phase can change what make_row reads.
       if (!is_prepared) prepare(0, num_rows);
       is_prepared = true;
-      multiply(linear, inputs, 0, num_rows, begin, end, begin + step * scratch.num_threads, epilogue, y, width);
+      multiply(linear, form, inputs, 0, num_rows, begin, end, begin + step * scratch.num_threads, epilogue, y, width);
     });
   };
   const auto normed = [&](const float* rows, const float* weight) {
