@@ -111,13 +111,14 @@ void multiply_groups(const Linear& linear, RowForm form, const uint8_t* prepared
       for_each_row_block(num_rows, kMaxRows, [&](int block, int begin, int end) {
         next.fetch(block, num_row_blocks(num_rows, kMaxRows), kSourceBytes);
         kBlocks[end - begin - 1](weights, x.from_row(begin), sums + begin);
+        if (g + 1 < num_wide) return;
+        for (int r = begin; r < end; ++r)
+          if (is_pair)
+            finish(sums[r], tile, epilogue, y + r * y_stride);
+          else
+            finish({sums[r][0]}, tile, epilogue, y + r * y_stride);
       });
     }
-    for (int r = 0; r < num_rows; ++r)
-      if (is_pair)
-        finish(sums[r], tile, epilogue, y + r * y_stride);
-      else
-        finish({sums[r][0]}, tile, epilogue, y + r * y_stride);
   }
 }
 
