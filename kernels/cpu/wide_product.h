@@ -16,7 +16,7 @@ constexpr bool kHasWideProduct = true;
 #else
 constexpr bool kHasWideProduct = false;  // without dpbusd the floats are not what counts
 #endif
-constexpr int kLeastWideRows = 96;  // from here on it is faster, what widening costs included
+constexpr int kLeastWideRows = 48;  // from here on it is faster, what widening costs included
 constexpr int kWideMiddle = 128;    // of wide weights, which are unsigned bytes
 
 // As `multiply`.
