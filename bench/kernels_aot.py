@@ -154,7 +154,7 @@ def occupancy_of(processor: Processor, num_warps: int, registers: int, shared: i
 def faults_of(variant: Variant, compiled: Compiled) -> Iterator[str]:
     """What is wrong with it, in sentences."""
     where = f"{variant.name} on sm_{compiled.arch}"
-    if variant.is_8b and compiled.spilled:
+    if variant.must_fit and compiled.spilled:
         yield f"{where} spills {compiled.spilled} bytes a thread"
     most = PROCESSORS[compiled.arch].shared_bytes_of_a_program
     if compiled.shared > most:

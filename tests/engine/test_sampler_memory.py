@@ -29,15 +29,18 @@ class CountedMemory(TorchDispatchMode):
         self._held: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        given = {storage._cdata for storage in storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            storage = leaf.untyped_storage() if isinstance(leaf, torch.Tensor) else None
-            if storage is not None and storage._cdata not in given and storage._cdata not in self._held:
+        for storage in storages(result):
+            if storage._cdata not in given and storage._cdata not in self._held:
                 self._held[storage._cdata] = storage.nbytes()
                 weakref.finalize(storage, self._held.pop, storage._cdata)
         self.most_bytes = max(self.most_bytes, sum(self._held.values()))
         return result
+
+
+def storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def sequence_of(params: SamplingParams) -> Sequence:

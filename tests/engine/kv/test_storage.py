@@ -126,7 +126,7 @@ def test_an_allocation_that_fails_is_an_engine_error() -> None:
 
 
 def test_host_memory_that_is_not_given_is_an_error_of_its_own_with_value_limit_and_next_step() -> None:
-    with pytest.raises(EngineError, match=r"no_host_memory: kv_host_gib needs .* GiB in one piece, the host has .* free"):
+    with pytest.raises(EngineError, match=r"no_host_memory: kv_host_gib needs .* GiB .*, the host has .* GiB free"):
         host_memory(1 << 60, CPU)
 
 
