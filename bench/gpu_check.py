@@ -215,6 +215,8 @@ def main() -> int:
     before = signal.signal(signal.SIGTERM, _end)
     try:
         names = [name for name in parts if name in (args.parts or parts)]
+        if count > 1:  # what counts first, so that no kernel which is only to be compiled can take the card from it
+            names.sort(key=lambda name: name not in SHARED_OUT)
         num_jobs = 1 if count > 1 else args.jobs or (1 if args.tiny else _num_jobs(torch.cuda.mem_get_info(device)[0]))
         ahead = [name for name in names if name in (*COMPILED_AHEAD, *SHARED_OUT)]
         if num_jobs > 1 and ahead:
@@ -227,7 +229,7 @@ def main() -> int:
                 keep({"part": name, **row})
             found = table(rows[num_before:])
             print(f"{name}: {time.perf_counter() - started:.1f} s\n{found}\n", file=sys.stderr, flush=True)
-            if not check.can_go_on():
+            if not check.can_go_on() and count == 1:
                 is_complete = _run_elsewhere(names[number:], args, keep)
                 break
         figures["complete"] = is_complete

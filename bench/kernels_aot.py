@@ -11,7 +11,7 @@
     wide_loads   loads of 16 bytes in the PTX, asynchronous copies included
 
 Registers, spills and shared memory are read from the cubin: what runs is decided there, whatever was asked for. Fails
-where a variant that a Llama-8B uses spills, where one takes more shared memory than there is, or where one with
+where a variant of a common model spills, where one takes more shared memory than there is, or where one with
 products lacks matrix instructions or 16-byte loads (on 75, for which Triton makes none, it may).
 """
 

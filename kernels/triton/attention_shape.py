@@ -10,7 +10,7 @@ import triton.language as tl
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 from pagedd.kernels.row_form import GROUP
-from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, Launch, launch_for
+from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS, Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -165,7 +165,12 @@ def llama_8b(arch: int) -> dict[str, AttentionShape]:
 
 
 def other_models(arch: int) -> dict[str, AttentionShape]:
-    """Models whose attention is another one than Llama's, by name and form; int4 where it is tightest."""
+    """Models whose attention is another one than Llama's, by name and form; int4 where it is tightest.
+
+    None on Turing, where products take another way, and each of these variants minutes to compile.
+    """
+    if arch in WITHOUT_MATRIX_INSTRUCTIONS:
+        return {}
     native = native_dtype(arch)
     return {
         f"{name}.{form.name}": AttentionShape(native, form, **sizes)
