@@ -371,13 +371,13 @@ def test_what_cannot_be_forgotten_is_counted_and_not_served_and_may_be_tried_aga
     tier.write(blocks("ab"))
     tier.write(blocks("c"))
     with nothing_can_be_removed():
-        assert tier.forget({b"a" * 32, b"c" * 32}) == 2
+        assert tier.forget({b"a" * 32, b"c" * 32}, 60) == 2
     assert held(tier) == "b"
     assert held(open_tier()) == "abc"
     tier = open_tier()
     with nothing_can_be_removed():
-        tier.forget({b"a" * 32})
-    assert tier.forget({b"a" * 32}) == 0
+        tier.forget({b"a" * 32}, 60)
+    assert tier.forget({b"a" * 32}, 60) == 0
     assert held(open_tier()) == "c"
 
 
