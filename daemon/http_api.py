@@ -260,17 +260,16 @@ class _Handlers:
         return _json(card)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = await self._bodies.read(request)
-        message = tokenize_request(body)
-        self._ignored.note(body, TokenizeBody.__struct_fields__)
-        del body
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            message = tokenize_request(body)
+            self._ignored.note(body, TokenizeBody.__struct_fields__)
         token_ids = await self._service.tokenize(message)
         return _json(TokenizeAnswer(token_ids, len(token_ids), self._service.max_request_tokens))
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = await self._bodies.read(request)
-        text = self._service.detokenize(detokenize_request(body))
-        self._ignored.note(body, DetokenizeBody.__struct_fields__)
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            text = self._service.detokenize(detokenize_request(body))
+            self._ignored.note(body, DetokenizeBody.__struct_fields__)
         return _json(DetokenizeAnswer(text))
 
     async def health(self, request: web.Request) -> web.Response:
@@ -297,8 +296,9 @@ class _Handlers:
 
     async def load(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        body = load_request(await self._bodies.read(request))
-        await self._service.device.load_model(body.model, body.served_name, request[_CALLER])
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            wanted = load_request(body)
+        await self._service.device.load_model(wanted.model, wanted.served_name, request[_CALLER])
         return _json(LoadAnswer("serving", self._service.served_model().name))
 
     async def wake_up(self, request: web.Request) -> web.Response:
@@ -309,14 +309,13 @@ class _Handlers:
     async def _generate(
         self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str, schema: type[CommonBody]
     ) -> web.StreamResponse:
-        body = await self._bodies.read(request)
-        try:
-            asked = parse(body)
-        except PageddError as error:
-            self._service.note_failure(error)
-            raise
-        self._ignored.note(body, schema.__struct_fields__)
-        del body  # a stream may take minutes
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            try:
+                asked = parse(body)
+            except PageddError as error:
+                self._service.note_failure(error)
+                raise
+            self._ignored.note(body, schema.__struct_fields__)
         for message in asked.messages:
             message.traceparent, message.tracestate = _trace_headers(request)
         return await generate(self._service, request, request[_CALLER], asked, kind)

@@ -174,7 +174,7 @@ class BlockInfo:
 
 class Eviction(NamedTuple):
     """What became of an evicted prefix: blocks that are free now, those that stay since live sequences use them, and
-    those in files that the disk would not remove, which the next start finds again.
+    those in files that the disk has not removed, which the next start finds again if they stay.
     """
 
     num_freed: int

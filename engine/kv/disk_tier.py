@@ -69,6 +69,9 @@ class DiskTier:
     """The files of one directory, at most `max_bytes` of them.
 
     Raises `DirectoryInUse`, or `OSError` when the directory cannot be made or read.
+
+    Attributes:
+        num_reading_blocks: that were asked for, and not taken yet.
     """
 
     def __init__(self, directory: Path, max_bytes: int, form: SegmentForm, *, thread: DiskThread | None = None) -> None:
@@ -82,7 +85,7 @@ class DiskTier:
         self._uses = UseStamps()
         self._reader = DiskReader(self._thread, self._uses)
         self._removals: dict[Path, _Removal] = {}  # that were asked for, and not taken in yet
-        self._num_reading_blocks = 0
+        self.num_reading_blocks = 0
         self._places: dict[bytes, Place] = {}
         self._older_places: dict[bytes, list[Place]] = {}  # of blocks that were written once more, oldest first
         self._segments: dict[Path, Segment] = {}  # those of this engine's form
@@ -115,20 +118,15 @@ class DiskTier:
         return self._thread.is_stuck
 
     @property
-    def num_reading_blocks(self) -> int:
-        """That were asked for, and not taken yet."""
-        return self._num_reading_blocks
-
-    @property
     def max_reads(self) -> int:
         """How many more blocks may be asked for now; none while the disk does not answer."""
         if self.is_stuck:
             return 0
-        return max(1, MAX_READING_BYTES // self.form.block_bytes) - self._num_reading_blocks
+        return max(1, MAX_READING_BYTES // self.form.block_bytes) - self.num_reading_blocks
 
     def start_read(self, keys: Sequence[bytes]) -> DiskRead:
         """Has these blocks read; `take_read` follows."""
-        self._num_reading_blocks += len(keys)
+        self.num_reading_blocks += len(keys)
         return self._reader.start([self._places[key] for key in keys])
 
     def await_reads(self, limit_s: float) -> None:
@@ -144,7 +142,7 @@ class DiskTier:
         is_over, failure = read.is_over, read.failure
         data = read.data[:]
         read.is_given_up = True
-        self._num_reading_blocks -= len(read.places)
+        self.num_reading_blocks -= len(read.places)
         self.figures.read_seconds_total += sum(read.block_seconds[: len(data)])
         self.figures.read_bytes_total += sum(map(len, data))
         if is_over and failure is not None and (place := read.places[len(data)]).key in self:
@@ -302,7 +300,10 @@ class DiskTier:
             for removal in removals:
                 removal.error, removal.is_over = error, True
         else:
-            are_over.wait(0.0 if self.is_stuck else limit_s)
+            if limit_s and not are_over.wait(0.0 if self.is_stuck else limit_s):
+                log.warning(
+                    "KV blocks on the disk: files to remove are still there after %g s: %d", limit_s, len(removals)
+                )
         self._take_removals()
 
     def _take_removals(self) -> None:

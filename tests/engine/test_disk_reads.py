@@ -270,17 +270,32 @@ def test_a_block_that_takes_longer_than_anybody_waits_is_waited_for_once(
     assert b.runner.num_loaded == 0
 
 
-def test_nothing_is_read_behind_more_than_computing_it_would_take(stored, cold) -> None:
-    b = stored(holds_reads=True, num_blocks=40)
+def test_nothing_is_read_behind_more_than_computing_it_would_take(stored) -> None:
+    b = stored(holds_reads=True)
     b.tiers.costs.compute.note(1, 0.1)
     b.tiers.costs.read.note(1, 0.3)
     b.add("a", PROMPT, max_tokens=2)
     b.scheduler.schedule()
-    assert [len(read.places) for read, _ in b.blocks.reads.values()] == [3]
-    # One block would be read in 0.3 s, after 0.9 s of others; it is computed in 0.4 s.
-    b.add("b", [*PROMPT[:4], 40], max_tokens=2, extras=(("lora", "x"),))
-    assert b.tiers._is_queue_too_long(1)
-    assert not b.tiers._is_queue_too_long(3)
+    root = b.blocks.prefix_cache.root_key(())
+    wanted = [tuple(PROMPT[start : start + 4]) for start in (0, 4, 8)]
+    # Three blocks are read in 0.9 s first. One is computed in 0.4 s, three in 1.2 s.
+    assert b.tiers.find_run(root, wanted[:1]) == ([], None)
+    data, read = b.tiers.find_run(root, wanted)
+    assert (data, len(read.places)) == ([None] * 3, 3)
+
+
+def test_a_reader_that_is_preempted_while_it_waits_hits_its_prefix_once(stored) -> None:
+    b = stored(holds_reads=True, max_num_seqs=1)
+    b.add("head", PROMPT[:5], max_tokens=1)
+    b.run()
+    b.add("slow", PROMPT, max_tokens=2, priority=-50)
+    b.scheduler.schedule()
+    b.add("urgent", OTHER, max_tokens=2, priority=50)
+    b.run()
+    assert b.finished["slow", 0].num_cached_tokens == 12
+    entries = [entry for entry in map(b.blocks.prefix_cache.entry, range(20)) if entry is not None]
+    hits = {entry.token_ids: entry.num_hits for entry in entries}
+    assert [hits[tuple(PROMPT[start : start + 4])] for start in (0, 4, 8)] == [2, 1, 1]
 
 
 def test_what_a_slow_disk_has_brought_by_then_is_used(stored, cold, monkeypatch) -> None:

@@ -187,6 +187,35 @@ def test_what_was_used_last_is_known_after_a_restart(open_tier) -> None:
     assert held(open_tier(num_files=2)) == "ac"
 
 
+def test_what_was_read_last_is_known_after_a_restart(open_tier) -> None:
+    tier = open_tier(num_files=3)
+    for letter in "abc":
+        tier.write(blocks(letter))
+    assert read(tier, b"a" * 32) == b"aaaaaaaa"
+    assert held(open_tier(num_files=2)) == "ac"
+
+
+def test_what_reading_took_is_counted(open_tier) -> None:
+    tier = open_tier()
+    tier.write(blocks("ab"))
+    reading = tier.start_read([b"a" * 32, b"b" * 32])
+    tier.finish()
+    assert len(tier.take_read(reading)) == len(reading.block_seconds) == 2
+    assert tier.figures.read_seconds_total == sum(reading.block_seconds) > 0
+    assert tier.figures.read_bytes_total == 16
+
+
+def test_a_block_that_was_forgotten_before_it_could_not_be_read_is_no_fault_of_the_disk(open_tier, caplog) -> None:
+    tier = open_tier()
+    tier.write(blocks("ab"))
+    tier.file_of(b"a" * 32).path.unlink()
+    reading = tier.start_read([b"a" * 32])
+    tier.finish()
+    tier.forget({b"a" * 32})
+    assert tier.take_read(reading) == []
+    assert not caplog.records
+
+
 def test_files_of_other_models_count_and_leave_as_well(open_tier) -> None:
     open_tier(num_files=2).write(blocks("a"))
     tier = open_tier(num_files=2, form=replace(FORM, identity=b"j" * 32))
