@@ -194,6 +194,17 @@ def check_message(message: Generate | Chat, served_name: str) -> None:
         )
 
 
+def check_num_prompts(num_prompts: int, max_prompts_per_request: int) -> None:
+    """Before anything is made of them. Raises `PageddError("too_many_prompts")`."""
+    if num_prompts > max_prompts_per_request:
+        raise PageddError(
+            "too_many_prompts",
+            f"{num_prompts} prompts, limit {max_prompts_per_request}; send several requests, or raise "
+            "max_prompts_per_request",
+            field="prompt",
+        )
+
+
 def check_num_choices(messages: Sequence[Generate | Chat], max_prompts_per_request: int) -> None:
     """`messages` are the prompts of one request. Raises `PageddError("too_many_prompts")`."""
     num_choices = sum(message.sampling.n for message in messages)

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,21 @@ def scratch_directory(beside: Path) -> Iterator[Path]:
             yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def read_regular(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """What a small file holds, and what the kernel says of it. Waits for nobody and reads without end from nothing.
+
+    Raises `OSError`, also for a pipe or device under its name and for a file of over `max_bytes`.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"it has over {max_bytes} bytes")
+    return content, status
 
 
 def put_in_place(finished: Path, target: Path) -> None:

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.activation import Inherited
-from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key
+from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key, reread_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
@@ -95,7 +96,7 @@ class HttpApi:
 
         Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key.
         """
-        self._keys = self._read_keys()
+        self._keys = configured_keys(self._config.api_key_file, self._config.quota.key)
         if self._inherited_fd is not None:
             await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd))
         else:
@@ -103,15 +104,13 @@ class HttpApi:
         if self._config.http_port is not None:
             await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
 
-    def reload_keys(self) -> None:
-        """Takes over the key file as it is now; one that is wrong changes nothing. Raises nothing."""
-        try:
-            self._keys = self._read_keys()
-        except PageddError as error:
-            log.error("the API keys stay as they are: %s", error)
+    def reload_keys(self, names_with_quota: Iterable[str]) -> bool:
+        """Takes over the key file as it is now; whether it has changed. `names_with_quota` as the settings are now.
 
-    def _read_keys(self) -> list[ApiKey]:
-        return configured_keys(self._config.api_key_file, self._config.quota.key)
+        Raises `PageddError("invalid_setting")` for a file that is wrong, which changes nothing.
+        """
+        before, self._keys = self._keys, reread_keys(self._config.api_key_file, names_with_quota)
+        return self._keys != before
 
     async def close(self) -> None:
         """Stops listening, gives the answers under way a moment to leave, and removes the socket."""
@@ -242,7 +241,8 @@ class _Handlers:
         self._ignored = IgnoredFields()
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, completion_request, "completion", CompletionBody)
+        parse = partial(completion_request, max_prompts=self._service.max_prompts_per_request)
+        return await self._generate(request, parse, "completion", CompletionBody)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat_request, "chat", ChatBody)

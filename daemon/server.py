@@ -275,11 +275,25 @@ class Daemon:
             self._on_signal(signal.SIGHUP)
             return
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        outcome = self._reload()
+        self._service.events.add("reload", outcome)
+        systemd.notify(f"STATUS={self._host.describe()}; reload: {outcome}")
+        if self._was_ready:
+            systemd.notify("READY=1")
+
+    def _reload(self) -> str:
+        """What came of it, in words that everybody may read."""
         taken = self._reloader.reload()
-        self._http.reload_keys()
-        what = f"taken over: {', '.join(taken)}" if taken else "no setting was taken over; the log says why"
-        self._service.events.add("reload", what)
-        systemd.notify("READY=1" if self._was_ready else f"STATUS={self._host.describe()}")
+        parts = [] if taken is not None else ["the settings are wrong and stay as they are; the log says why"]
+        try:
+            if self._http.reload_keys(self._reloader.config.quota.key):
+                taken = [*(taken or ()), "API keys"]
+        except PageddError as error:
+            log.error("the API keys stay as they are: %s", error)
+            parts.append("the API keys cannot be read and stay as they are; the log says why")
+        if taken:
+            parts.insert(0, f"taken over: {', '.join(taken)}")
+        return "; ".join(parts) or "nothing has changed that can be taken over"
 
     def _set_log_level(self, config: DaemonConfig) -> None:
         logs.set_level(config.log_level)

@@ -62,6 +62,7 @@ class Service:
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
         self.started_unix_s = int(time.time())
+        self.max_prompts_per_request = config.max_prompts_per_request
         self._config = config
         self._suspects = poison.Suspects()
         self._crash_reports = CrashReports(state_directory() / "crashes")

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import uvloop
 
+from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon import http_api, http_generate
 from pagedd.daemon.engine_state import EngineState
@@ -509,7 +510,7 @@ async def test_tcp_refuses_a_page_that_was_sent_here_under_another_name(tcp: tup
 async def test_only_administrators_put_the_engine_to_sleep(tcp: tuple[Served, str]) -> None:
     served, url = tcp
     (served.endpoints.directory.parent / "keys").write_text("laptop first-key\nowner third-key admin\n")
-    served.http_api.reload_keys()
+    assert served.http_api.reload_keys(())
     async with aiohttp.ClientSession() as http:
         for key, status in (("first-key", 403), ("second-key", 401), ("third-key", 200)):
             headers = {"Authorization": f"Bearer {key}"}
@@ -528,12 +529,12 @@ async def test_only_administrators_put_the_engine_to_sleep(tcp: tuple[Served, st
 
 
 async def test_a_key_file_that_is_wrong_changes_no_key(
-    tcp: tuple[Served, str], caplog: pytest.LogCaptureFixture
+    tcp: tuple[Served, str],
 ) -> None:
     served, url = tcp
     (served.endpoints.directory.parent / "keys").write_text("a b c\n")
-    served.http_api.reload_keys()
-    assert "the API keys stay as they are" in caplog.text
+    with pytest.raises(PageddError, match="line 1: it is KEY"):
+        served.http_api.reload_keys(())
     headers = {"Authorization": "Bearer second-key"}
     async with aiohttp.ClientSession() as http, http.get(f"{url}/v1/models", headers=headers) as response:
         assert response.status == 200

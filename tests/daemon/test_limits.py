@@ -293,6 +293,7 @@ async def test_one_bad_prompt_among_many_refuses_them_all(served: Served, prompt
 async def test_prompts_times_choices_have_a_limit(served: Served) -> None:
     assert await over_http(served, {"prompt": ["a"] * 2, "n": 64}) == (None, None)
     assert await over_http(served, {"prompt": ["a"] * 2, "n": 65}) == ("too_many_prompts", "prompt")
+    assert await over_http(served, {"prompt": [""] * 129}) == ("too_many_prompts", "prompt")
 
 
 async def test_three_choices_are_three(served: Served) -> None:

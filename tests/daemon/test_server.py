@@ -371,7 +371,7 @@ def test_a_hangup_reads_quotas_and_log_level_anew_and_a_wrong_file_changes_nothi
         told = [event.reason for event in client.stats().events if event.kind == "reload"]
     assert told == [
         "taken over: quota",
-        "no setting was taken over; the log says why",
+        "the settings are wrong and stay as they are; the log says why",
         "taken over: log_level, quota",
     ]
     assert "READY=1" in daemon.notified()
