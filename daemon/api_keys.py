@@ -39,7 +39,7 @@ class ApiKey:
 
 
 def configured_keys(path: Path | None, names_with_quota: Iterable[str]) -> list[ApiKey]:
-    """Those of `api_key_file`, at the start. Raises `PageddError("invalid_setting")`, also for a quota without a key."""
+    """Those of `api_key_file` at the start. Raises `PageddError("invalid_setting")`, also for a quota without a key."""
     keys = [] if path is None else read_api_keys(path)
     check_names(names_with_quota, keys)
     return keys
