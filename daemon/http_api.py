@@ -24,7 +24,7 @@ from pagedd.daemon.activation import Inherited
 from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key, reread_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
+from pagedd.daemon.http_connection import HttpConnection, OpenConnections, max_connections
 from pagedd.daemon.http_generate import generate
 from pagedd.daemon.http_routes import ROUTES
 from pagedd.daemon.ignored_fields import IgnoredFields
@@ -88,7 +88,6 @@ class HttpApi:
         self._keys: list[ApiKey] = []
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
-        self._connections = ConnectionCount(max_connections())
         self._turnstile = Turnstile(_MAX_STARTS_A_TURN)
 
     async def start(self) -> None:
@@ -97,12 +96,15 @@ class HttpApi:
         Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key.
         """
         self._keys = configured_keys(self._config.api_key_file, self._config.quota.key)
+        # Anybody may connect over TCP, with a key or without, so it has its own and the smaller share.
+        for_tcp = 0 if self._config.http_port is None else max_connections() // 4
+        for_unix = max_connections() - for_tcp
         if self._inherited_fd is not None:
-            await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd))
+            await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd), for_unix)
         else:
-            await self._serve(self._unix_door, _bind_unix(self._path))
+            await self._serve(self._unix_door, _bind_unix(self._path), for_unix)
         if self._config.http_port is not None:
-            await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
+            await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port), for_tcp)
 
     def reload_keys(self, names_with_quota: Iterable[str]) -> bool:
         """Takes over the key file as it is now; whether it has changed. `names_with_quota` as the settings are now.
@@ -123,7 +125,7 @@ class HttpApi:
         self._runners.clear()
         self._listeners.clear()
 
-    async def _serve(self, door: Door, listener: socket.socket) -> None:
+    async def _serve(self, door: Door, listener: socket.socket, max_open: int) -> None:
         runner = web.AppRunner(
             _application(self._service, door, self._turnstile),
             handler_cancellation=True,
@@ -136,10 +138,12 @@ class HttpApi:
         if server is None:
             raise RuntimeError("a runner that is set up has a server")
 
+        connections = OpenConnections(max_open)
+
         def connect() -> HttpConnection:
             return HttpConnection(
                 server,
-                self._connections,
+                connections,
                 lambda error: _error(self._service, error),
                 access_log=None,
                 max_line_size=MAX_HEADER_BYTES,

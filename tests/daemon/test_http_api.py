@@ -4,7 +4,7 @@ import asyncio
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-import uvloop
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
@@ -415,27 +414,6 @@ async def test_a_target_that_breaks_the_parser_ends_its_connection_and_nothing_e
     assert answer[5:] in (b"", b"1.0 400", b"1.1 400")
     assert not [record for record in caplog.records if record.exc_info]
     assert (await door.served.get("/ready"))[0] == 200
-
-
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_connections_beyond_the_bound_are_closed_and_those_within_it_go_on(
-    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
-    monkeypatch.setattr(http_api, "max_connections", lambda: 2)
-    run(meet_the_bound(socket_folder))
-
-
-async def meet_the_bound(socket_folder: Path) -> None:
-    async with serving(socket_folder) as served:
-        first, second, third = [await asyncio.open_unix_connection(str(served.endpoints.http)) for _ in range(3)]
-        assert await third[0].read() == b""
-        first[1].write(b"GET /ready HTTP/1.0\r\n\r\n")
-        assert b"200" in await first[0].readline()
-        second[1].close()
-        await asyncio.sleep(0.02)
-        assert (await served.get("/ready"))[0] == 200
-        for _, writer in (first, third):
-            writer.close()
 
 
 # Who may call
