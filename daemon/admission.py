@@ -78,10 +78,14 @@ class Limit:
                 if not self._holds(value):
                     self._refuse(value)
             case list() | dict():
-                if len(value) < self.min_items or (self.max_items is not None and len(value) > self.max_items):
-                    self._refuse(f"{len(value)} items")
+                self.check_num_items(len(value))
                 for item in value.values() if isinstance(value, dict) else value:
                     self.check(item)
+
+    def check_num_items(self, num_items: int) -> None:
+        """Raises `PageddError("invalid_value")`, as `check` would for a list or mapping of so many."""
+        if num_items < self.min_items or (self.max_items is not None and num_items > self.max_items):
+            self._refuse(f"{num_items} items")
 
     def _holds(self, number: float) -> bool:
         if isinstance(number, float) and not math.isfinite(number):
@@ -160,7 +164,7 @@ _SAMPLING = (
 )
 _PRIORITY = Limit("priority", "Higher is more urgent; the default is 0.", low=-100, high=100)
 _CACHE_SALT = Limit("cache_salt", "Only requests with the same salt (and caller) share cached prefixes.", max_chars=256)
-_MESSAGES = Limit("messages", "The conversation, oldest first.", min_items=1)
+_MESSAGES = Limit("messages", "The conversation, oldest first.", min_items=1, max_items=16_384)
 _CONTENT = Limit("messages.content", "A message's text; over HTTP also a list of text parts.", max_chars=8 << 20)
 _ROLE = Limit("messages.role", "As the model's chat template knows it.", max_chars=64)
 
@@ -194,6 +198,13 @@ def check_message(message: Generate | Chat, served_name: str) -> None:
         )
 
 
+def check_num_messages(num_messages: int) -> None:
+    """Before anything is made of them: a template needs some KiB for each. Raises `PageddError`."""
+    if num_messages == 0:
+        raise PageddError("empty_messages", "messages = []; give at least one message", field="messages")
+    _MESSAGES.check_num_items(num_messages)
+
+
 def check_num_prompts(num_prompts: int, max_prompts_per_request: int) -> None:
     """Before anything is made of them. Raises `PageddError("too_many_prompts")`."""
     if num_prompts > max_prompts_per_request:
@@ -218,7 +229,7 @@ def check_num_choices(messages: Sequence[Generate | Chat], max_prompts_per_reque
         )
 
 
-def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: EngineInfo) -> None:
+def check_text_length(message: Generate | Chat, max_token_bytes: int, max_model_len: int) -> None:
     """Refuses a text that cannot fit however it is tokenized, so that nobody waits for megabytes to be tokenized.
 
     `max_token_bytes` is the length of the longest token; n characters are at least n / max_token_bytes tokens.
@@ -229,11 +240,10 @@ def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: En
     else:
         num_chars, field_name = len(message.prompt or ""), "prompt"
     least = -(-num_chars // max_token_bytes)
-    if least >= engine.max_model_len:
+    if least >= max_model_len:
         raise PageddError(
             "prompt_too_long",
-            f"prompt of {num_chars} characters, at least {least} tokens, context {engine.max_model_len}; "
-            "shorten the prompt",
+            f"prompt of {num_chars} characters, at least {least} tokens, context {max_model_len}; shorten the prompt",
             field=field_name,
         )
 
@@ -313,8 +323,7 @@ def cache_extras(message: Generate | Chat, caller: Caller, prefix_sharing: str) 
 
 
 def _check_messages(messages: list[ChatMessage]) -> None:
-    if not messages:
-        raise PageddError("empty_messages", "messages = []; give at least one message", field="messages")
+    check_num_messages(len(messages))
     for message in messages:
         _ROLE.check(message.role)
         _CONTENT.check(message.content)

@@ -263,13 +263,13 @@ class _Handlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        token_ids = await self._service.tokenize(tokenize_request(body))
+        token_ids = await self._service.text.tokenize(tokenize_request(body), request[_CALLER])
         self._ignored.note(body, TokenizeBody.__struct_fields__)
         return _json(TokenizeAnswer(token_ids, len(token_ids), self._max_model_len()))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        text = self._service.detokenize(detokenize_request(body))
+        text = await self._service.text.detokenize(detokenize_request(body), request[_CALLER])
         self._ignored.note(body, DetokenizeBody.__struct_fields__)
         return _json(DetokenizeAnswer(text))
 

@@ -82,6 +82,17 @@ class Metering:
                 allowance.check_priority(message.priority)
             allowance.hold(holds, pool_tokens, info.block_size, most_tokens=sum(most for _, most in bounds))
 
+    @contextmanager
+    def in_flight(self, caller: Caller) -> Iterator[None]:
+        """What needs no engine is a request in flight of its caller's too, of no tokens. Raises like `enter`."""
+        account, hold = self.accounts.of(caller), Hold()
+        with _counting_refusals(account):
+            account.allowance.hold([(hold, 1, 0)], pool_tokens=0, block_size=1)
+        try:
+            yield
+        finally:
+            account.allowance.release(hold, 0)
+
     def most_tokens(self, meter: Meter, num_choices: int, info: EngineInfo) -> int | None:
         """The most tokens, prompt and output of all choices, that the caller's quota ever lets one request have."""
         return meter.account.allowance.most_tokens(_pool_tokens(info), info.block_size, num_choices)

@@ -14,7 +14,7 @@ import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
-from pagedd.daemon.admission import check_num_prompts
+from pagedd.daemon.admission import check_num_messages, check_num_prompts
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -320,6 +320,7 @@ def _convert(prompt: list[Any], kind: type[_Body]) -> _Body:
 
 
 def _turns(turns: list[Turn]) -> list[ChatMessage]:
+    check_num_messages(len(turns))
     for turn in turns:
         _check_unsupported(turn)
     return [ChatMessage(role=turn.role, content=_content(turn.content), name=turn.name) for turn in turns]

@@ -33,6 +33,7 @@ from pagedd.daemon.request_log import RequestLog
 from pagedd.daemon.requests import Broken, Cancelled, ClientGone, LiveRequest, Phase, Produced
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
+from pagedd.daemon.text_questions import TextQuestions
 from pagedd.daemon.tracing import Tracing
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.request import Preemption, SequenceOutput
@@ -50,6 +51,7 @@ class Service:
         events: what happened lately, for the statistics.
         metering: who may have how much, and what it costs.
         doctor: what should be changed.
+        text: questions that need no engine.
     """
 
     def __init__(self, config: DaemonConfig, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,6 +82,7 @@ class Service:
         self._intake = Intake(
             config, host, self._live, self.metering, self.doctor, self._suspects, self.served_model, self.device.wake
         )
+        self.text = TextQuestions(config, self.metering, self.served_model, self._intake.check_queue)
         host.on_preempted = self._on_preempted
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
@@ -200,28 +203,12 @@ class Service:
             self.host.set_priority(request_id, priority)
         return True
 
-    # Text
-
     def served_model(self) -> ServedModel:
         """Raises `PageddError("engine_loading")` before the model's text side is ready."""
         if self.model is None:
             self.host.check_ready()
             raise PageddError("engine_loading", f"{self.host.describe()}; try again shortly")
         return self.model
-
-    async def tokenize(self, message: Generate | Chat) -> list[int]:
-        """The prompt's ids, as a request with the same fields would have them. Raises `PageddError`."""
-        model = self.served_model()
-        admission.check_message(message, model.name)
-        if (info := self.host.info) is not None:
-            admission.check_text_length(message, model.max_token_bytes, info)
-        return await model.prompt_token_ids(message)
-
-    def detokenize(self, token_ids: list[int]) -> str:
-        """Text of `token_ids`, control tokens spelled out. Raises `PageddError("token_out_of_vocabulary")`."""
-        tokenizer = self.served_model().tokenizer
-        admission.check_vocabulary("tokens", token_ids, tokenizer.vocab_size)
-        return tokenizer.decode(token_ids, skip_special=False)
 
     # State
 

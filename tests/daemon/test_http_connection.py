@@ -152,7 +152,7 @@ def test_a_whole_answer_that_nobody_reads_is_not_kept(
             deaf, slow = await connect(served), await connect(served)
             body = b'{"tokens": [' + b"65," * 2000 + b"65]}"
             ask = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            served.service.model.tokenizer.decode = lambda *_, **__: "x" * 4_000_000  # type: ignore
+            served.service.served_model().tokenizer.decode = lambda *_, **__: "x" * 4_000_000  # type: ignore
             for _, writer in (deaf, slow):
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
                 writer.write(ask)

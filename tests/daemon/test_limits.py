@@ -85,6 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "", "content": "a"}]}, "invalid_value", "messages.role"),
     ({"messages": [{"role": "user"}]}, "missing_field", "messages.content"),
     ({"messages": [{"content": "a"}]}, "missing_field", "messages.role"),
+    ({"messages": [{"role": "user", "content": "x"}] * 16_385}, "invalid_value", "messages"),
     ({"messages": "hello"}, "invalid_type", "messages"),
     ({"messages": [{"role": "cursed", "content": "a"}]}, "template_error", "messages"),
     # Lengths
