@@ -241,7 +241,9 @@ class Choice(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Done(msgspec.Struct, tag="done", kw_only=True, omit_defaults=True):
-    """The terminal message of a request that was served. `choices` holds whole texts, streamed or not."""
+    """The terminal message of a request that was served. `choices` holds whole texts, streamed or not, and
+    log-probabilities where they were not streamed.
+    """
 
     id: str
     request_id: str

@@ -21,6 +21,8 @@ from pagedd.engine.sampling_params import SamplingParams
 DEFAULT_MAX_TOKENS = 16
 # Below this a softmax in float32 is one-hot up to rounding, and dividing by it would overflow.
 GREEDY_TEMPERATURE = 1e-4
+# Of one request, all its answers together: some MiB while they are kept, tens of MiB as JSON.
+MAX_LOGPROBS = 1 << 18
 _MAX_INT = 2**31 - 1
 
 
@@ -152,7 +154,13 @@ _SAMPLING = (
         max_items=1024,
         in_vocabulary=True,
     ),
-    Limit("logprobs", "0 gives the chosen token's log-probability, k the k best as well.", low=0, high=20),
+    Limit(
+        "logprobs",
+        "0 gives the chosen token's log-probability, k the k best as well; with all prompts, `n` and `max_tokens` "
+        f"{MAX_LOGPROBS} at most.",
+        low=0,
+        high=20,
+    ),
     Limit(
         "seed",
         "The same seed draws the same from the same logits; see Repeatable answers. Absent: one is drawn.",
@@ -226,6 +234,19 @@ def check_num_choices(messages: Sequence[Generate | Chat], max_prompts_per_reque
             f"{len(messages)} prompts with {num_choices} choices together, limit {max_prompts_per_request}; "
             "send several requests, or raise max_prompts_per_request",
             field=field_name,
+        )
+
+
+def check_num_logprobs(messages: Sequence[Generate | Chat]) -> None:
+    """`messages` are the prompts of one request, `check_message` let each pass. Raises `PageddError`."""
+    num_tokens = sum(message.sampling.n * _least_max_tokens(message) for message in messages)
+    num_each = max(0 if (most := message.sampling.logprobs) is None else most + 1 for message in messages)
+    if num_tokens * num_each > MAX_LOGPROBS:
+        raise PageddError(
+            "invalid_value",
+            f"{num_tokens} tokens of all answers with {num_each} log-probabilities each are {num_tokens * num_each}, "
+            f"limit {MAX_LOGPROBS}; lower logprobs, max_tokens or n",
+            field="logprobs",
         )
 
 
@@ -353,10 +374,20 @@ def _fitting_max_tokens(
         _refuse_length(num_prompt_tokens, needed, engine, prompt_field)
     if asked is not None:
         return asked
+    if (num_top := message.sampling.logprobs) is not None:
+        room = max(needed, min(room, MAX_LOGPROBS // (message.sampling.n * (num_top + 1))))
     wanted = room if isinstance(message, Chat) else max(DEFAULT_MAX_TOKENS, message.sampling.min_tokens)
     if quota_tokens is not None:
         wanted = max(needed, min(wanted, (quota_tokens - num_prompt_tokens) // message.sampling.n))
     return min(wanted, room)
+
+
+def _least_max_tokens(message: Generate | Chat) -> int:
+    """What `max_tokens` is, or at least becomes."""
+    sampling = message.sampling
+    if sampling.max_tokens is not None:
+        return sampling.max_tokens
+    return max(1 if isinstance(message, Chat) else DEFAULT_MAX_TOKENS, sampling.min_tokens)
 
 
 def _refuse_length(num_prompt_tokens: int, num_output_tokens: int, engine: EngineInfo, prompt_field: str) -> None:

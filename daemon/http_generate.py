@@ -77,7 +77,11 @@ class _Run:
                 break
             messages = await self._stream.take()
         prompts: list[list[Choice]] = [self._done[number].choices for number in range(len(self._ids))]
-        return web.Response(body=writer.whole(prompts, self._usage()), content_type="application/json")
+        if self._request.messages[0].sampling.logprobs is None:
+            body = writer.whole(prompts, self._usage())
+        else:  # tens of MiB, perhaps
+            body = await asyncio.to_thread(writer.whole, prompts, self._usage())
+        return web.Response(body=body, content_type="application/json")
 
     async def _streamed(self, writer: AnswerWriter, messages: list[DaemonMessage]) -> web.StreamResponse:
         # A request that fails before its first token has a status; later it can only have an event.

@@ -57,6 +57,7 @@ class Intake:
         for message in messages:
             admission.check_message(message, model.name)
         admission.check_num_choices(messages, self._config.max_prompts_per_request)
+        admission.check_num_logprobs(messages)
         self.check_queue(sum(message.sampling.n for message in messages))
         if not self._host.is_sleeping:
             self._enter_quotas(entries, model)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, TokenLogprob, Usage
+from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, Usage
+from pagedd.daemon.logprob_list import LogprobList
 from pagedd.daemon.text.detokenizer import Detokenizer
 from pagedd.daemon.text.stop_strings import StopMatcher
 from pagedd.daemon.text.tokenizer import TextTokenizer
@@ -236,7 +237,7 @@ class _ChoiceText:
     min_tokens: int
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: LogprobList | None = None  # those that are not in deltas
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_sent_tokens: int = 0  # token_ids [0, num_sent) and texts [0, num_sent_texts) are in deltas already
@@ -272,7 +273,7 @@ class _ChoiceText:
             index=self.index,
             text=text,
             token_ids=self.token_ids[start:],
-            logprobs=None if self.logprobs is None else self.logprobs[start:],
+            logprobs=None if self.logprobs is None else self.logprobs.take(),
             finish_reason=self.finish_reason,
         )
 
@@ -283,7 +284,7 @@ class _ChoiceText:
             token_ids=self.token_ids,
             finish_reason=self.finish_reason or "abort",
             stop_reason=self.stop_reason,
-            logprobs=self.logprobs,
+            logprobs=None if self.logprobs is None else self.logprobs.take() or None,
         )
 
     def _push_text(self, text: str) -> bool:
@@ -311,8 +312,5 @@ class _ChoiceText:
 
     def _add_logprob(self, token_id: int, at: TokenLogprobs) -> None:
         if self.logprobs is None:
-            self.logprobs = []
-        top = [(other, self.token_text(other), logprob) for other, logprob in at.top]
-        self.logprobs.append(
-            TokenLogprob(token_id=token_id, token=self.token_text(token_id), logprob=at.logprob, top=top)
-        )
+            self.logprobs = LogprobList(self.token_text)
+        self.logprobs.append(token_id, at)

@@ -174,3 +174,13 @@ def test_a_quota_bounds_the_output_that_was_not_asked_for_and_no_other() -> None
     assert most_output(50, max_tokens=100) == 100
     assert most_output(5) == 1
     assert most_output(5, min_tokens=7) == 7
+
+
+def test_log_probabilities_bound_the_output_that_was_not_asked_for() -> None:
+    def most_output(**sampling: Any) -> int:
+        message = Chat(id="a", messages=[ChatMessage(role="user", content="x")], sampling=Sampling(**sampling))
+        return admit(message, max_model_len=1 << 20, max_request_tokens=1 << 20).params.max_tokens
+
+    assert most_output(n=8) == (1 << 20) - 3
+    assert most_output(n=8, logprobs=0) == admission.MAX_LOGPROBS // 8
+    assert most_output(n=8, logprobs=20) == admission.MAX_LOGPROBS // (8 * 21)
