@@ -55,6 +55,7 @@ class DeviceUse:
         self._served_model = served_model
         self._serve = serve
         self._is_loading = False  # from the first look at another model
+        self._look: asyncio.Task[Candidate] | None = None  # that look, while it lasts
         self._is_swapping = False  # while the engine is replaced
         self._claims: dict[str, str] = {}  # who needs the device, and why
         self._wakes_afterwards = False
@@ -104,7 +105,9 @@ class DeviceUse:
         `PageddError` when there is no engine that could end.
         """
         if self._is_loading:
-            raise PageddError("engine_loading", "a model is being loaded; try again when it serves")
+            raise PageddError(
+                "engine_loading", "a model is being loaded; try again when it serves, or load another in its place"
+            )
         if not self._host.is_sleeping:
             self._host.check_ready()
         await self._whole(self._sleep(None))
@@ -161,7 +164,8 @@ class DeviceUse:
         """Serves another model: looked at first, then what runs may end, and the engine is replaced.
 
         Requests wait meanwhile, and then have to fit the new model. Raises `PageddError` when it cannot be served; the
-        one before serves on. `name` is as in the setting `model`; `served_name` None is the model's own.
+        one before serves on. `name` is as in the setting `model`; `served_name` None is the model's own. An earlier
+        order whose model is still looked at is given up: that look may last for ever.
         """
         for limit, value in ((_MODEL, name), (_SERVED_NAME, served_name)):
             limit.check(value)
@@ -173,12 +177,15 @@ class DeviceUse:
         await self._whole(self._load_model(name, served_name, by))
 
     async def _load_model(self, name: str, served_name: str | None, by: Caller) -> None:
+        while (look := self._look) is not None:
+            look.cancel()
+            await asyncio.wait({look})
         if self._is_loading:
             raise PageddError("engine_loading", "another model is being loaded; try again when it serves")
         before = self._served_model()
         try:
             self._is_loading = True
-            candidate = await self.find_model(name, served_name)
+            candidate = await self._find(name, served_name)
             try:
                 await self._come_to_rest(None)
                 self.check_not_yielded()
@@ -202,6 +209,24 @@ class DeviceUse:
             raise PageddError("internal", f"{before.name} is served on; the log has the trace") from error
         finally:
             self._is_loading = self._is_swapping = False
+
+    async def _find(self, name: str, served_name: str | None) -> Candidate:
+        """Looks at the model, until it is found or another is asked for. Raises `PageddError`."""
+        look = asyncio.ensure_future(self.find_model(name, served_name))
+        look.add_done_callback(self._look_ended)
+        self._look = look
+        try:
+            await asyncio.wait({look})
+        except asyncio.CancelledError:
+            look.cancel()
+            await asyncio.wait({look})
+            raise
+        if look.cancelled():
+            raise PageddError("engine_loading", "another model was asked for meanwhile, and is loaded in its place")
+        return look.result()
+
+    def _look_ended(self, look: "asyncio.Task[Candidate]") -> None:
+        self._look = None
 
     async def _come_to_rest(self, within_s: float | None) -> None:
         """Nobody gets in any more, and what ran has ended, or had `drain_seconds` or fewer to do so.

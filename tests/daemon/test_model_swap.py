@@ -61,6 +61,26 @@ async def test_a_load_goes_on_when_whoever_asked_has_gone_and_admits_no_second(
     await until(lambda: service.served_model().name == "mine")
 
 
+async def test_a_look_that_does_not_end_is_given_up_for_the_next_model(
+    service: Service, host: ScriptedHost, other: OtherModel
+) -> None:
+    other.gate.clear()
+    hanging = []
+    for number, name in enumerate(["pipe", "share"], 1):
+        hanging.append(load(service, name))
+        await until(lambda number=number: other.num_looks == number)  # type: ignore[misc]
+    with pytest.raises(PageddError, match="or load another in its place"):
+        await service.device.sleep()
+    last = load(service, served_name="mine")
+    for order in hanging:
+        with pytest.raises(PageddError, match="engine_loading: another model was asked for meanwhile"):
+            await order
+    other.gate.set()
+    await last
+    assert (service.served_model().name, other.num_looks, len(host.swapped)) == ("mine", 3, 1)
+    await service.device.sleep()
+
+
 async def test_what_does_not_end_before_the_next_model_is_told_so(
     host: ScriptedHost, service: Service, other: OtherModel
 ) -> None:
