@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pagedd.client.home import required_home
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.stats import EngineStats
 
@@ -82,8 +83,11 @@ class CrashReports:
 
 
 def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """What outlives the daemon: `$STATE_DIRECTORY`, which systemd sets, else the user's own."""
+    """What outlives the daemon: `$STATE_DIRECTORY`, which systemd sets, else the user's own.
+
+    Raises `PageddError("invalid_setting")` for a user without a home.
+    """
     if given := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
         return Path(given)
     base = environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "pagedd"
+    return (Path(base) if base else required_home(environ, "XDG_STATE_HOME") / ".local" / "state") / "pagedd"

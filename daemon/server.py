@@ -27,6 +27,7 @@ from pagedd.daemon import fatal_trace, logs, systemd
 from pagedd.daemon.activation import Inherited, inherited_sockets
 from pagedd.daemon.advice_metrics import AdviceCollector
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.core_files import forbid_core_files
 from pagedd.daemon.engine_host import EngineHost
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
@@ -67,6 +68,7 @@ def run(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
     """
     logs.setup(config.log_level, config.log_format)
     fatal_trace.arm()
+    forbid_core_files()
     raise_descriptor_limit()
     uvloop.run(serve(config, read_config))
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon import models
+from pagedd.daemon.crash_reports import state_directory
 from pagedd.daemon.model_download import HubModel, WheelModel
 from pagedd.daemon.models import DEFAULT_MODEL, KNOWN_MODELS, cache_directory, pull_model, resolve_model
 from pagedd.daemon.prepared import load_prepared
@@ -147,3 +149,18 @@ def test_a_pipe_or_device_is_no_model(tmp_path: Path) -> None:
         with pytest.raises(PageddError) as refused:
             resolve_model(str(path))
         assert refused.value.code == "model_unavailable"
+
+
+@pytest.mark.parametrize("directory", [cache_directory, lambda: state_directory({})], ids=["cache", "state"])
+def test_without_a_home_what_has_to_be_set_is_said(
+    monkeypatch: pytest.MonkeyPatch, directory: Callable[[], Path]
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for variable in ("HOME", "XDG_CACHE_HOME", "CACHE_DIRECTORY"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(PageddError, match=r"has no home directory; set HOME, or XDG_(CACHE|STATE)_HOME") as refused:
+        directory()
+    assert refused.value.code == "invalid_setting"
