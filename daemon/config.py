@@ -29,6 +29,14 @@ _MAX_COUNT = 2**31 - 1
 _OTHER_VARIABLES = ("PAGEDD_KERNELS", "PAGEDD_TEST_MODEL")
 
 
+SERVED_NAME_RULE = "it is 1 to 256 printable characters"
+
+
+def is_served_name(name: str) -> bool:
+    """Whether it can stand in logs and answers as it is."""
+    return 0 < len(name) <= 256 and name.isprintable()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
     """Every setting of the daemon. Frozen: a process keeps the settings it was started with."""
@@ -195,6 +203,8 @@ class DaemonConfig:
         """Checks what one setting's range cannot say. Raises `PageddError("invalid_setting")`."""
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise _invalid("device", self.device, "it is auto, cpu, cuda or cuda:N")
+        if self.served_model_name is not None and not is_served_name(self.served_model_name):
+            raise _invalid("served_model_name", ascii(self.served_model_name[:64]), SERVED_NAME_RULE)
         if not _is_loopback(self.http_host):
             raise _invalid(
                 "http_host", self.http_host, "it must be a loopback address; put a TLS proxy in front to serve others"

@@ -71,8 +71,12 @@ class CrashReports:
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(crash.text(when))
+            try:
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(crash.text(when))
+            except OSError:
+                path.unlink(missing_ok=True)  # an empty one would push one out that says something
+                raise
             for old in sorted(self._folder.glob("engine-*.txt"))[:-MAX_KEPT]:
                 old.unlink(missing_ok=True)
         except OSError as error:

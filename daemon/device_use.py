@@ -12,7 +12,7 @@ from contextlib import suppress
 from pagedd.client.errors import PageddError
 from pagedd.daemon import admission
 from pagedd.daemon.caller import Caller
-from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.config import SERVED_NAME_RULE, DaemonConfig, is_served_name
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.host import Host
@@ -24,7 +24,6 @@ from pagedd.daemon.served_model import ServedModel
 log = logging.getLogger(__name__)
 
 _MODEL = admission.Limit("model", "As in the setting of that name.", max_chars=4096)
-_SERVED_NAME = admission.Limit("served_name", "Under which clients ask for the model.", max_chars=256)
 
 
 class DeviceUse:
@@ -167,8 +166,10 @@ class DeviceUse:
         one before serves on. `name` is as in the setting `model`; `served_name` None is the model's own. An earlier
         order whose model is still looked at is given up: that look may last for ever.
         """
-        for limit, value in ((_MODEL, name), (_SERVED_NAME, served_name)):
-            limit.check(value)
+        _MODEL.check(name)
+        if served_name is not None and not is_served_name(served_name):
+            said = f"served_name = {served_name[:64]!a}: {SERVED_NAME_RULE}"
+            raise PageddError("invalid_value", said, field="served_name")
         if "\0" in name:
             raise PageddError("invalid_value", "model holds a zero byte, which no name does", field="model")
         self.check_not_yielded()

@@ -264,13 +264,13 @@ class _Handlers:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await _body(request)
         token_ids = await self._service.text.tokenize(tokenize_request(body), request[_CALLER])
-        self._ignored.note(body, TokenizeBody.__struct_fields__)
+        self._ignored.note(body, TokenizeBody.__struct_fields__, request[_CALLER].tag)
         return _json(TokenizeAnswer(token_ids, len(token_ids), self._max_model_len()))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await _body(request)
         text = await self._service.text.detokenize(detokenize_request(body), request[_CALLER])
-        self._ignored.note(body, DetokenizeBody.__struct_fields__)
+        self._ignored.note(body, DetokenizeBody.__struct_fields__, request[_CALLER].tag)
         return _json(DetokenizeAnswer(text))
 
     async def health(self, request: web.Request) -> web.Response:
@@ -315,7 +315,7 @@ class _Handlers:
         except PageddError as error:
             self._service.note_failure(error)
             raise
-        self._ignored.note(body, schema.__struct_fields__)
+        self._ignored.note(body, schema.__struct_fields__, request[_CALLER].tag)
         return await generate(self._service, request, request[_CALLER], asked, kind)
 
     def _card(self) -> ModelCard:

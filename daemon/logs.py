@@ -12,6 +12,9 @@ from typing import TextIO
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "human", "journald")
 
+# What would move a terminal's cursor, or hide a line from whoever reads the journal; a trace keeps its lines.
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
 
 def setup(level: str, log_format: str, stream: TextIO | None = None) -> None:
     """Sends every log line of this process to `stream` (standard error). `level` and `log_format` are settings."""
@@ -45,6 +48,10 @@ class HumanFormatter(logging.Formatter):
     """`12:34:56.789 INFO    server: message [request 1f…]`."""
 
     default_msec_format = "%s.%03d"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).translate(_ESCAPES)
+
     default_time_format = "%H:%M:%S"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -64,7 +71,7 @@ class JournaldFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"<{_syslog_priority(record.levelno)}>"
         # Each line of a trace is a journal entry of its own, and needs the prefix to keep its priority.
-        return "\n".join(prefix + line for line in super().format(record).splitlines())
+        return "\n".join(prefix + line for line in super().format(record).translate(_ESCAPES).splitlines())
 
 
 def _syslog_priority(level: int) -> int:

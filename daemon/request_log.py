@@ -4,8 +4,10 @@ Owns the file: who may read it, when it is full. What a line holds is `client/re
 nothing costs the log its lines and no request anything.
 """
 
+import fcntl
 import logging
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -55,6 +57,7 @@ class RequestLog:
             self._has_failed = False
 
     def close(self) -> None:
+        """The next line opens the file anew, which may be another one by then."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -67,7 +70,19 @@ class RequestLog:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self._fd = os.open(path, flags, 0o600)
+            self._take()
             self._num_bytes = os.fstat(self._fd).st_size
+
+    def _take(self) -> None:
+        """Makes the file this daemon's alone: two would cut each other's lines."""
+        assert self._fd is not None
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise OSError("it is no regular file")
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError("another daemon writes to it; give each its own request_log") from None
+        os.fchmod(self._fd, 0o600)  # one that was there may have been open to others
 
     def _write(self, line: bytes) -> None:
         """The whole line or nothing of it: a torn one would make the log unreadable."""

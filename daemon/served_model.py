@@ -39,7 +39,8 @@ class ServedModel:
         Raises `PageddError("unsupported_model")` for a tokenizer that cannot be handled exactly.
         """
         self.prepared = load_prepared(folder)
-        self.name = name or self.prepared.name
+        # A file's name may hold anything.
+        self.name = name or "".join(char if char.isprintable() else "?" for char in self.prepared.name)
         self.tokenizer = TextTokenizer(folder, self.prepared)
         token_ids = range(self.tokenizer.vocab_size)
         self.max_token_bytes = max(1, *(len(self.tokenizer.token_bytes(token_id)) for token_id in token_ids))

@@ -285,6 +285,7 @@ class Daemon:
 
     def _reload(self) -> str:
         """What came of it, in words that everybody may read."""
+        self._service.reopen_logs()
         taken = self._reloader.reload()
         parts = [] if taken is not None else ["the settings are wrong and stay as they are; the log says why"]
         try:

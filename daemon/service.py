@@ -106,6 +106,10 @@ class Service:
         self.model = model
         self.events.add("model", f"serves {model.name}")
 
+    def reopen_logs(self) -> None:
+        """The file of the request log may have been moved away."""
+        self._request_log.close()
+
     def begin_drain(self) -> None:
         """Takes no new request; those that run go on."""
         self._is_draining = True

@@ -168,7 +168,7 @@ class _Door:
             self._refuse(peer, message_id, error)
 
     def _refuse(self, peer: Peer, message_id: str, error: PageddError) -> None:
-        log.debug("refused a message of %s: %s", peer.caller, error)
+        log.debug("refused a message of %s: %s", peer.caller, error.code)  # the rest may quote it
         self._send(peer, Failed(id=message_id, code=error.code, message=error.message, field=error.field))
 
     def _send(self, peer: Peer, message: DaemonMessage) -> None:

@@ -25,7 +25,7 @@ def read(data: bytes) -> None:
             for message in messages:
                 check_message(message, "served")
             check_num_choices(messages, _MAX_PROMPTS)
-            IgnoredFields().note(data, ChatBody.__struct_fields__)
+            IgnoredFields().note(data, ChatBody.__struct_fields__, "uid:0")
         except PageddError as error:
             _refuse(error)
     try:

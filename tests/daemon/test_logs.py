@@ -6,9 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pagedd.client.protocol import PROTOCOL_VERSION, Failed
 from pagedd.daemon import logs
+
+from .scripted import serving
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +75,23 @@ def test_the_journal_is_told_apart_from_an_inherited_variable(tmp_path: Path) ->
         assert not logs.writes_to_journal(stream, {"JOURNAL_STREAM": "1:2"})
         assert not logs.writes_to_journal(stream, {})
     assert not logs.writes_to_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
+
+
+@pytest.mark.parametrize("formatter", [logs.HumanFormatter(), logs.JournaldFormatter()])
+def test_what_would_steer_a_terminal_is_spelled_out(formatter: logging.Formatter) -> None:
+    record = logging.LogRecord("pagedd.x", logging.INFO, "", 0, "a %s\tb\nc", ("\x1b[2J\r\x9b\x00\x7f",), None)
+    line = formatter.format(record)
+    assert "a \\x1b[2J\\x0d\\x9b\\x00\\x7f\tb\n" in line
+    assert line.splitlines()[1].endswith("c")
+
+
+async def test_a_refusal_that_quotes_its_message_is_in_no_log(
+    socket_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with serving(socket_folder) as served, served.client() as client:
+        for message in ({"type": "my secret", "id": "a"}, {"type": "chat", "id": "b", "messages": [{"my secret": 1}]}):
+            await client.socket.send_multipart([PROTOCOL_VERSION, msgspec.msgpack.encode(message)])
+            assert isinstance(await client.hear_end(), Failed)
+    assert "invalid_value" in caplog.text
+    assert "secret" not in caplog.text

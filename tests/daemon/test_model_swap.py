@@ -1,6 +1,7 @@
 """Another model in place of the served one: what runs, what waits and who is told, over a scripted host."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -8,11 +9,12 @@ from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Accepted, Done, Failed
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 
 from .asking import ADMIN, ANA, finish, prompt, start, started
 from .other_model import OtherModel, load
-from .scripted import ScriptedHost, until
+from .scripted import ScriptedHost, until, write_model
 
 
 async def test_another_model_waits_until_what_runs_has_ended_and_what_comes_waits_for_it(
@@ -89,6 +91,22 @@ async def test_what_does_not_end_before_the_next_model_is_told_so(
     await load(service)
     assert isinstance(heard[-1], Failed)
     assert heard[-1].code == "engine_loading"
+
+
+@pytest.mark.parametrize("name", ["", "a" * 257, "a\nb", "\x1b[2J", "\u202eb"])
+async def test_a_served_name_that_could_not_stand_in_a_log_is_refused(service: Service, name: str) -> None:
+    with pytest.raises(PageddError) as refused:
+        await service.device.load_model("other", name, ADMIN)
+    assert (refused.value.code, refused.value.field) == ("invalid_value", "served_name")
+    with pytest.raises(PageddError, match="it is 1 to 256 printable characters") as refused:
+        DaemonConfig(served_model_name=name)
+    assert refused.value.field == "served_model_name"
+
+
+async def test_a_name_that_comes_from_a_file_is_shown_without_what_would_steer_a_terminal(tmp_path: Path) -> None:
+    model = ServedModel(write_model(tmp_path, name="a\x1b[2Jb"), None)
+    assert model.name == "a?[2Jb"
+    model.close()
 
 
 @pytest.mark.parametrize("name", ["", "a" * 5000, "a\0b"])

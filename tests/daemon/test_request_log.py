@@ -62,6 +62,44 @@ def test_a_pipe_or_a_folder_in_the_files_place_holds_nobody_up(tmp_path: Path) -
         RequestLog(tmp_path / name).add(ONE)
 
 
+def test_a_file_that_was_open_to_others_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    path.chmod(0o664)
+    RequestLog(path).add(ONE)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_device_in_the_files_place_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    before = os.stat("/dev/null").st_mode
+    RequestLog(Path("/dev/null")).add(ONE)
+    assert os.stat("/dev/null").st_mode == before
+    assert "it is no regular file" in caplog.text
+
+
+def test_two_daemons_do_not_write_to_one_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log"
+    first, second = RequestLog(path), RequestLog(path)
+    first.add(ONE)
+    second.add(ONE)
+    assert "another daemon writes to it" in caplog.text
+    first.close()
+    second.add(ONE)
+    assert read_log(path, "file") == [ONE, ONE]
+
+
+async def test_after_a_rotation_and_a_reload_the_log_goes_on_in_the_file_of_its_name(socket_folder: Path) -> None:
+    path = socket_folder / "log"
+    async with serving(socket_folder, request_log=path) as served, AsyncClient(served.endpoints.directory) as client:
+        await client.generate("a", max_tokens=1)
+        path.rename(path.with_suffix(".old"))
+        served.service.reopen_logs()
+        await client.generate("a", max_tokens=2)
+        await client.generate("a", max_tokens=3)
+    assert [entry.output_tokens for entry in read_log(path, "file")] == [2, 3]
+    assert [entry.output_tokens for entry in read_log(path.with_suffix(".old"), "file")] == [1]
+
+
 @pytest.mark.parametrize("with_prompts", [False, True])
 async def test_what_was_asked_is_written_down_and_can_be_asked_again(socket_folder: Path, with_prompts: bool) -> None:
     path = socket_folder / "log"
