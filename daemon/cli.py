@@ -88,11 +88,14 @@ def check_config(argv: list[str]) -> int:
     from pagedd.daemon.api_keys import configured_keys
     from pagedd.daemon.config import load_config
     from pagedd.daemon.config_check import check_startable
+    from pagedd.daemon.tls_certificate import configured_certificate
 
     loaded = load_config(argv, program="pagedd check-config")
     chosen: Mapping[str, object] = {}
     try:
         configured_keys(loaded.config.api_key_file, loaded.config.quota.key)
+        if (certificate := configured_certificate(loaded.config)) is not None:
+            certificate.check_dates()
         chosen = asyncio.run(check_startable(loaded.config, _report))
     finally:
         for line in loaded.explain(chosen):

@@ -24,7 +24,7 @@ from pagedd.daemon.activation import Inherited
 from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key, reread_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.http_connection import HttpConnection, OpenConnections, max_connections
+from pagedd.daemon.http_connection import HEAD_TIMEOUT_S, HttpConnection, OpenConnections, max_connections
 from pagedd.daemon.http_generate import generate
 from pagedd.daemon.http_routes import ROUTES
 from pagedd.daemon.ignored_fields import IgnoredFields
@@ -55,6 +55,8 @@ from pagedd.daemon.openai_schema import (
 from pagedd.daemon.openapi import openapi_document
 from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
 from pagedd.daemon.service import Service
+from pagedd.daemon.tls_certificate import TlsCertificate, configured_certificate
+from pagedd.daemon.tls_server import TlsServer
 from pagedd.daemon.turnstile import Turnstile
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,8 @@ class HttpApi:
         self._inherited_fd = (inherited or {}).get(endpoints.http)
         self._config = config
         self._keys: list[ApiKey] = []
+        self._certificate: TlsCertificate | None = None
+        self._tls_server: TlsServer | None = None
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
         self._turnstile = Turnstile(_MAX_STARTS_A_TURN)
@@ -93,8 +97,12 @@ class HttpApi:
     async def start(self) -> None:
         """Binds and serves.
 
-        Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key.
+        Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key, or
+        a certificate that cannot serve. One that has expired is only said in the log: the Unix socket needs none.
         """
+        self._certificate = configured_certificate(self._config)
+        if self._certificate is not None:
+            _say_if_refused(self._certificate)
         self._keys = configured_keys(self._config.api_key_file, self._config.quota.key)
         # Anybody may connect over TCP, with a key or without, so it has its own and the smaller share.
         for_tcp = 0 if self._config.http_port is None else max_connections() // 4
@@ -104,7 +112,8 @@ class HttpApi:
         else:
             await self._serve(self._unix_door, _bind_unix(self._path), for_unix)
         if self._config.http_port is not None:
-            await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port), for_tcp)
+            listener = _bind_tcp(self._config.http_host, self._config.http_port)
+            await self._serve(self._tcp_door, listener, for_tcp, self._certificate)
 
     def reload_keys(self, names_with_quota: Iterable[str]) -> bool:
         """Takes over the key file as it is now; whether it has changed. `names_with_quota` as the settings are now.
@@ -114,10 +123,23 @@ class HttpApi:
         before, self._keys = self._keys, reread_keys(self._config.api_key_file, names_with_quota)
         return self._keys != before
 
+    def reload_certificate(self) -> bool:
+        """Takes over certificate and key as they are now; whether they have changed. Open connections keep theirs.
+
+        Raises `PageddError("invalid_setting")` for files that cannot serve, which change nothing.
+        """
+        if self._certificate is None or not self._certificate.reload():
+            return False
+        _say_if_refused(self._certificate)
+        return True
+
     async def close(self) -> None:
         """Stops listening, gives the answers under way a moment to leave, and removes the socket."""
         for listener in self._listeners:
             listener.close()
+        if self._tls_server is not None:
+            await self._tls_server.close()
+            self._tls_server = None
         for runner in self._runners:
             await runner.cleanup()
         if self._runners and self._inherited_fd is None:
@@ -125,7 +147,9 @@ class HttpApi:
         self._runners.clear()
         self._listeners.clear()
 
-    async def _serve(self, door: Door, listener: socket.socket, max_open: int) -> None:
+    async def _serve(
+        self, door: Door, listener: socket.socket, max_open: int, certificate: TlsCertificate | None = None
+    ) -> None:
         runner = web.AppRunner(
             _application(self._service, door, self._turnstile),
             handler_cancellation=True,
@@ -150,6 +174,9 @@ class HttpApi:
                 max_field_size=MAX_HEADER_BYTES,
             )
 
+        if certificate is not None:
+            self._tls_server = TlsServer(listener, connect, certificate, HEAD_TIMEOUT_S, _BACKLOG)
+            return
         loop = asyncio.get_running_loop()
         self._listeners.append(await loop.create_server(connect, sock=listener, backlog=_BACKLOG))
 
@@ -160,10 +187,11 @@ class HttpApi:
         return caller_of_socket(connection)
 
     def _tcp_door(self, request: web.Request) -> Caller:
-        # A name that a web page made to point here has another Host, whatever address it leads to.
+        # A name that a web page made to point here has another Host, whatever address it leads to. Over TLS the
+        # certificate is not that name's, and no browser goes on.
         host = request.headers.get("Host", "").lower()
         allowed = {self._config.http_host, "localhost", "127.0.0.1", "[::1]"}
-        if host.removesuffix(f":{self._config.http_port}") not in allowed:
+        if self._certificate is None and host.removesuffix(f":{self._config.http_port}") not in allowed:
             raise PageddError("forbidden", f"Host {host[:64]!r}; ask for localhost:{self._config.http_port}")
         if request.path in _OPEN_PATHS:
             return Caller(key_id="none")
@@ -173,6 +201,13 @@ class HttpApi:
             if key is not None:
                 return Caller(key_id=key.name, has_admin_key=key.is_admin)
         raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
+
+
+def _say_if_refused(certificate: TlsCertificate) -> None:
+    try:
+        certificate.check_dates()
+    except PageddError as error:
+        log.error("clients will refuse the certificate: %s", error)
 
 
 def _application(service: Service, door: Door, turnstile: Turnstile) -> web.Application:

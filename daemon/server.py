@@ -142,7 +142,10 @@ class Daemon:
             raise PageddError("invalid_setting", f"a socket cannot be opened: {why}") from error
         log.info("listening in %s", self._endpoints.directory)
         if self._config.http_port is not None:
-            log.info("listening on %s, port %d, with API keys", self._config.http_host, self._config.http_port)
+            with_tls = "" if self._config.tls_cert_file is None else " and TLS"
+            log.info(
+                "listening on %s, port %d, with API keys%s", self._config.http_host, self._config.http_port, with_tls
+            )
         systemd.notify(f"STATUS={self._host.describe()}")
 
         tasks = [
@@ -288,12 +291,16 @@ class Daemon:
         self._service.reopen_logs()
         taken = self._reloader.reload()
         parts = [] if taken is not None else ["the settings are wrong and stay as they are; the log says why"]
-        try:
-            if self._http.reload_keys(self._reloader.config.quota.key):
-                taken = [*(taken or ()), "API keys"]
-        except PageddError as error:
-            log.error("the API keys stay as they are: %s", error)
-            parts.append("the API keys cannot be read and stay as they are; the log says why")
+        for what, reload in (
+            ("API keys", lambda: self._http.reload_keys(self._reloader.config.quota.key)),
+            ("TLS certificate", self._http.reload_certificate),
+        ):
+            try:
+                if reload():
+                    taken = [*(taken or ()), what]
+            except PageddError as error:
+                log.error("reload: %s as before: %s", what, error)
+                parts.append(f"{what} as before, what is there now cannot be used; the log says why")
         if taken:
             parts.insert(0, f"taken over: {', '.join(taken)}")
         return "; ".join(parts) or "nothing has changed that can be taken over"
