@@ -291,12 +291,13 @@ class Daemon:
         self._service.reopen_logs()
         taken = self._reloader.reload()
         parts = [] if taken is not None else ["the settings are wrong and stay as they are; the log says why"]
-        for what, reload in (
-            ("API keys", lambda: self._http.reload_keys(self._reloader.config.quota.key)),
-            ("TLS certificate", self._http.reload_certificate),
-        ):
+        files: dict[str, Callable[[], bool]] = {
+            "API keys": lambda: self._http.reload_keys(self._reloader.config.quota.key),
+            "TLS certificate": self._http.reload_certificate,
+        }
+        for what, reread in files.items():
             try:
-                if reload():
+                if reread():
                     taken = [*(taken or ()), what]
             except PageddError as error:
                 log.error("reload: %s as before: %s", what, error)
