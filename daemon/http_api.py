@@ -172,6 +172,7 @@ class HttpApi:
                 access_log=None,
                 max_line_size=MAX_HEADER_BYTES,
                 max_field_size=MAX_HEADER_BYTES,
+                auto_decompress=False,
             )
 
         if certificate is not None:
@@ -227,6 +228,7 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
             if request.path not in _OPEN_PATHS:
                 await turnstile.enter()
             request[_CALLER] = door(request)
+            _check_encoding(request)
             return await handler(request)
         except PageddError as error:
             return _error(service, error)
@@ -365,6 +367,13 @@ class _Handlers:
     def _max_model_len(self) -> int:
         info = self._service.host.info
         return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
+
+
+def _check_encoding(request: web.Request) -> None:
+    """Raises `PageddError("malformed_message")` for a compressed body: a small one may be gigabytes."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise PageddError("malformed_message", f"Content-Encoding: {encoding[:32]}; send the body as it is")
 
 
 def _check_admin(request: web.Request) -> None:

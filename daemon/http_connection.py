@@ -139,6 +139,8 @@ class HttpConnection(web.RequestHandler):
         finally:
             watch.cancel()
             self._connections.used(self)
+            if isinstance(resp, web.Response):
+                resp.body = None  # a connection that rests would keep its last answer
 
     def _parse(self, data: bytes) -> None:
         try:

@@ -1,6 +1,8 @@
 """What one HTTP connection may take: time for a head and for an answer, and a place among its listener's."""
 
 import asyncio
+import gzip
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,45 @@ def test_a_whole_answer_that_nobody_reads_is_not_kept(
             close(deaf, slow)
 
     run(ask_and_leave_it())
+
+
+def test_a_connection_that_rests_keeps_no_answer(socket_folder: Path, run: Run) -> None:
+    async def rest() -> None:
+        async with serving(socket_folder) as served:
+            resting = await connect(served)
+            tracemalloc.start()
+            served.service.served_model().tokenizer.decode = lambda *_, **__: "x" * 4_000_000  # type: ignore
+            resting[1].write(
+                b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n" + b'{"tokens": [65]}'
+            )
+            assert len(await read_to_the_end(resting, 4_000_000)) >= 4_000_000
+            await asyncio.sleep(0.01)
+            num_bytes, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert num_bytes < 2_000_000
+            close(resting)
+
+    run(rest())
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
+def test_a_compressed_body_is_refused_and_never_unpacked(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch, run: Run, encoding: str
+) -> None:
+    async def send() -> None:
+        async with serving(socket_folder) as served:
+            headers, bomb = {"Content-Encoding": encoding}, gzip.compress(bytes(1 << 20))
+            async with served.http.post("http://localhost/tokenize", data=bomb, headers=headers) as response:
+                assert (await response.json())["error"]["message"] == (
+                    f"Content-Encoding: {encoding}; send the body as it is"
+                )
+                assert response.status == 400
+
+    def unpack(*arguments: object) -> None:
+        raise AssertionError("it is unpacked")
+
+    monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.__init__", unpack)
+    run(send())
 
 
 async def read_to_the_end(connection: Connection, num_bytes: int) -> bytes:
