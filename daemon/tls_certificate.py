@@ -7,13 +7,13 @@ import hashlib
 import logging
 import ssl
 import stat
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.files import read_regular
+from pagedd.daemon.wall_clock import unix_s
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class TlsCertificate:
             raise _invalid("tls_cert_file", cert_file, f"{error.verify_message}; renew it") from error
         except ssl.SSLError as error:
             raise _invalid("tls_cert_file", cert_file, f"no handshake comes about with it: {error.reason}") from error
-        days = (ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()) / 86_400
+        days = (ssl.cert_time_to_seconds(str(shown["notAfter"])) - unix_s()) / 86_400
         if days < _WARN_DAYS:
             log.warning("the certificate in %s ends in %.1f days; renew it and reload", cert_file, days)
 
