@@ -15,9 +15,9 @@ from pagedd.client.errors import PageddError
 from pagedd.client.exit_statuses import MODEL_STATUSES
 from pagedd.client.pagectl_commands import EXIT_REFUSED, SAMPLING_FLAGS
 from pagedd.client.render import printable
+from pagedd.client.standard_output import until_nobody_reads
 
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 # Numbers of sysexits.h, as the daemon's. Argparse gives 2 for a wrong command line.
 EXIT_STATUSES = MODEL_STATUSES | {
     "daemon_unreachable": os.EX_UNAVAILABLE,
@@ -45,23 +45,23 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if argv is None else argv)
+    with until_nobody_reads():
+        return _run(given)
+
+
+def _run(given: list[str]) -> int:
     runtime_dir, command = _runtime_dir(given)
     if command[:1] == ["tune"]:  # its flags are the daemon's, which only that knows
         commands.exec_tune(command[1:], runtime_dir)
     arguments = make_parser().parse_args(["version"] if given == ["--version"] else given)
     try:
         status: int = arguments.run(arguments)
-        sys.stdout.flush()
         return status
     except PageddError as error:
         print(f"pagectl: {printable(str(error))}", file=sys.stderr)
         return EXIT_STATUSES.get(error.code, EXIT_REFUSED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes standard output once more at exit, which would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
 
 
 def _runtime_dir(given: list[str]) -> tuple[str | None, list[str]]:
@@ -188,7 +188,7 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end of text")
     parser.add_argument("--priority", type=int, default=0, metavar="P", help="-100 to 100, higher is more urgent")
     parser.add_argument("--model", default="default", metavar="NAME", help="the served model's name")
-    parser.add_argument("--no-wait", action="store_true", help="fail at once while the daemon is loading its model")
+    parser.add_argument("--no-wait", action="store_true", help="fail at once while the daemon loads its model or wakes its engine")
 
 
 if __name__ == "__main__":

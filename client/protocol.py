@@ -271,6 +271,13 @@ class Accepted(msgspec.Struct, tag="accepted", kw_only=True):
     request_id: str
 
 
+class Waking(msgspec.Struct, tag="waking", kw_only=True):
+    """A `Generate` or `Chat` waits for an engine that slept or is being replaced; `Accepted` or `Failed` follows."""
+
+    id: str
+    request_id: str
+
+
 class Ok(msgspec.Struct, tag="ok", kw_only=True):
     """`Cancel` or `SetPriority` was done."""
 
@@ -422,7 +429,8 @@ class UsageReport(msgspec.Struct, tag="usage", kw_only=True):
 
 
 DaemonMessage = (
-    Accepted
+    Waking
+    | Accepted
     | Delta
     | Done
     | Failed

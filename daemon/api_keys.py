@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,9 +76,16 @@ def hash_line(key: str, *words: str) -> str:
             f"a key of {len(key)} characters: it has at least {_MIN_KEY_CHARS} and no blank; `openssl rand -hex 24` "
             "makes one"
         )
-    line = " ".join((*words[:1], f"sha256:{_sha256(key).hex()}", *words[1:]))
-    _key("the line", line)
-    return line
+    check_words(words)
+    return " ".join((*words[:1], f"sha256:{_sha256(key).hex()}", *words[1:]))
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Name and scope as `hash_line` takes them. Raises `PageddError("invalid_setting")`."""
+    if words and not _NAME.fullmatch(words[0]):
+        raise _invalid(f"the key's name {words[0]!r}: it has 1 to 64 letters, digits or _.-")
+    if len(words) > 1 and list(words[1:]) != ["admin"]:
+        raise _invalid(f"after the key's name {' '.join(words[1:])!r}: there comes nothing, or admin")
 
 
 def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:

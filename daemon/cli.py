@@ -5,6 +5,7 @@ a command needs it, because `/health` is to answer within a second of the start.
 """
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
 from pagedd.client.exit_statuses import MODEL_STATUSES
+from pagedd.client.standard_output import until_nobody_reads
 from pagedd.daemon import logs
 
 # Numbers of sysexits.h. The unit does not restart the daemon after 65, 69, 75 and 78: waiting would not help.
@@ -29,15 +31,33 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script; the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        if arguments == ["--version"]:
-            return version([])
-        if arguments and not arguments[0].startswith("-"):
-            return _command(arguments[0]).run(arguments[1:])
-        return serve(arguments)
+        return _run(arguments)
     except PageddError as error:
         priority = "<2>" if logs.writes_to_journal(sys.stderr, os.environ) else ""
         print(f"{priority}pagedd: {error}", file=sys.stderr)
         return exit_status(error)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments == ["--version"]:
+        return version([])
+    if not arguments or arguments[0].startswith("-"):
+        return serve(arguments)
+    name, *rest = arguments
+    with until_nobody_reads():
+        return _run_command(name, _command(name), rest)
+
+
+def _run_command(name: str, command: "Command", arguments: list[str]) -> int:
+    if command.arguments != FLAGS:  # whose parser has help of its own
+        if "--help" in arguments or "-h" in arguments:
+            print(f"usage: pagedd {_line(name)}\n\n{command.help}.")
+            return 0
+        is_flag = any(argument.startswith("-") for argument in arguments)
+        if is_flag or len(arguments) > len(command.arguments.split()):
+            takes = command.arguments or "no argument"
+            raise PageddError("invalid_setting", f"pagedd {name} takes {takes}, not {shlex.join(arguments)}")
+    return command.run(arguments)
 
 
 def exit_status(error: PageddError) -> int:
@@ -47,11 +67,12 @@ def exit_status(error: PageddError) -> int:
 def serve(argv: list[str]) -> int:
     from pagedd.daemon.config import load_config
 
-    if "--help" in argv or "-h" in argv:
-        print(usage())
     # Until the event loop hears it: a reload in the first instants has nothing to change, and ends nothing.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    config = load_config(argv).config
+    with until_nobody_reads():
+        if "--help" in argv or "-h" in argv:
+            print(usage())
+        config = load_config(argv).config
     from pagedd.daemon.server import run
 
     run(config, lambda: load_config(argv).config)
@@ -61,14 +82,14 @@ def serve(argv: list[str]) -> int:
 def pull(argv: list[str]) -> int:
     from pagedd.daemon.models import pull_model
 
-    print(pull_model(_only_name("pull", argv), report=_report))
+    print(pull_model(_model(argv), report=_report))
     return 0
 
 
 def prepare(argv: list[str]) -> int:
     from pagedd.daemon.models import resolve_model
 
-    print(resolve_model(_only_name("prepare", argv), report=_report))
+    print(resolve_model(_model(argv), report=_report))
     return 0
 
 
@@ -112,8 +133,9 @@ def config_table(argv: list[str]) -> int:
 def hash_key(argv: list[str]) -> int:
     from getpass import getpass
 
-    from pagedd.daemon.api_keys import hash_line
+    from pagedd.daemon.api_keys import check_words, hash_line
 
+    check_words(argv)  # before the key is asked for
     key = getpass("key: ") if sys.stdin.isatty() else sys.stdin.readline()
     print(hash_line(key.strip(), *argv))
     return 0
@@ -137,8 +159,12 @@ def version(argv: list[str]) -> int:
     return 0
 
 
+# The arguments of a command that takes the settings'.
+FLAGS = "[FLAGS]"
+
+
 class Command(NamedTuple):
-    """One of the commands; `arguments` as they are shown, `help` without a full stop."""
+    """One of the commands; `arguments` as they are shown, a word each; `help` without a full stop."""
 
     run: Callable[[list[str]], int]
     arguments: str
@@ -148,8 +174,8 @@ class Command(NamedTuple):
 COMMANDS = {
     "pull": Command(pull, "[NAME]", "Fetch a model and verify it; print where it is"),
     "prepare": Command(prepare, "[NAME]", "Fetch it and make what the daemon needs to start quickly"),
-    "tune": Command(tune, "[FLAGS]", "Try settings on the model and a load; print what each is worth"),
-    "check-config": Command(check_config, "[FLAGS]", "Print every setting and its origin; check that they can serve"),
+    "tune": Command(tune, FLAGS, "Try settings on the model and a load; print what each is worth"),
+    "check-config": Command(check_config, FLAGS, "Print every setting and its origin; check that they can serve"),
     "config-table": Command(config_table, "", "Print the settings as a Markdown table"),
     "hash-key": Command(hash_key, "[NAME [admin]]", "Print the line of api_key_file for the key on standard input"),
     "completion": Command(completion, "SHELL", "Print what bash, zsh or fish reads to complete pagedd's line"),
@@ -159,17 +185,19 @@ COMMANDS = {
 
 def usage() -> str:
     """What `pagedd --help` says before the flags."""
-    rows = [("[FLAGS]", "Serve a model (pagedd --help lists the flags)")]
-    rows += [(f"{name} {command.arguments}".rstrip(), command.help) for name, command in COMMANDS.items()]
+    rows = [(FLAGS, "Serve a model (pagedd --help lists the flags)")]
+    rows += [(_line(name), command.help) for name, command in COMMANDS.items()]
     lines = [f"pagedd {line:<30} {help[0].lower()}{help[1:]}" for line, help in rows]
     return "usage: " + "\n       ".join(lines) + "\n"
 
 
-def _only_name(command: str, argv: list[str]) -> str:
+def _line(name: str) -> str:
+    return f"{name} {COMMANDS[name].arguments}".rstrip()
+
+
+def _model(argv: list[str]) -> str:
     from pagedd.daemon.config import DEFAULT_MODEL
 
-    if len(argv) > 1 or any(argument.startswith("-") for argument in argv):
-        raise PageddError("invalid_setting", f"pagedd {command} takes one model name, not {' '.join(argv)}")
     return argv[0] if argv else DEFAULT_MODEL
 
 
