@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class LoadWait:
-    """The wait of one request, `limit_s` at most from when it is first put off; `on_begin` is called then, if at all."""
+    """The wait of one request, `limit_s` at most from when it is put off first; `on_begin` is called then, or never."""
 
     def __init__(self, limit_s: float, on_begin: Callable[[], None] | None) -> None:
         self.is_waiting = False

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from pagedd.client import pagectl_commands as commands
+from pagedd.client.command_line import CommandLine
 from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
 from pagedd.client.exit_statuses import MODEL_STATUSES
@@ -73,7 +74,7 @@ def _runtime_dir(given: list[str]) -> tuple[str | None, list[str]]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog="pagectl",
         description="Talk to the pagedd daemon of this machine.",
         epilog=EXIT_HELP,
@@ -188,7 +189,9 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end of text")
     parser.add_argument("--priority", type=int, default=0, metavar="P", help="-100 to 100, higher is more urgent")
     parser.add_argument("--model", default="default", metavar="NAME", help="the served model's name")
-    parser.add_argument("--no-wait", action="store_true", help="fail at once while the daemon loads its model or wakes its engine")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="fail at once while the daemon loads its model or wakes its engine"
+    )
 
 
 if __name__ == "__main__":

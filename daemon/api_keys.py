@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
+from pagedd.daemon.files import reason
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def read_api_keys(path: Path) -> list[ApiKey]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _invalid(f"api_key_file {path}: {error}") from error
+        raise _invalid(f"api_key_file {path}: {reason(error)}") from error
     lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
     lines = {number: line for number, line in lines.items() if line and not line.startswith("#")}
     keys = [_key(f"api_key_file {path}, line {number}", line) for number, line in lines.items()]

@@ -109,10 +109,14 @@ def check_config(argv: list[str]) -> int:
     from pagedd.daemon.api_keys import configured_keys
     from pagedd.daemon.config import load_config
     from pagedd.daemon.config_check import check_startable
+    from pagedd.daemon.request_log import why_unwritable
 
     loaded = load_config(argv, program="pagedd check-config")
     chosen: Mapping[str, object] = {}
     try:
+        log_path = loaded.config.request_log
+        if log_path is not None and (why := why_unwritable(log_path)) is not None:
+            _report(f"request_log {log_path} will not be written: {why}")
         configured_keys(loaded.config.api_key_file, loaded.config.quota.key)
         chosen = asyncio.run(check_startable(loaded.config, _report))
     finally:

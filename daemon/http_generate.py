@@ -53,7 +53,7 @@ class _Run:
         self._ids = service.start(request.messages, caller, self._stream.push)
 
     async def answer(self) -> web.StreamResponse:
-        # That it waits or is accepted says nothing to a client, and the engine may still refuse with a status of its own.
+        # These alone say nothing to a client, and the engine may still refuse with a status of its own.
         messages: list[DaemonMessage] = []
         while all(isinstance(message, Waking | Accepted) for message in messages):
             messages = await self._stream.take()

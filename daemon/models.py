@@ -8,6 +8,7 @@ become a prepared folder `prepare.py`'s. Everything here blocks, for minutes whe
         prepared/<key>/     `PreparedModel` and tokenizer.json, one per weights path
 """
 
+import difflib
 import os
 import re
 from collections.abc import Callable
@@ -112,19 +113,36 @@ def _known_weights(model: WheelModel) -> Path:
 def _hub_model(name: str) -> tuple[HubModel, Path]:
     """The model and its folder in the cache, which may not be there."""
     match = _HUB_NAME.fullmatch(name)
-    if match is None:
-        message = (
-            f"{name!r} is no path that exists, none of {sorted(KNOWN_MODELS)} and no org/name[:FILE.gguf] of "
-            "the Hugging Face hub; check the spelling"
-        )
-        raise PageddError("model_unavailable", message)
+    if match is None or (_is_meant_as_path(name) and match["file"] is None):
+        raise PageddError("model_unavailable", f"{name!r}: {_why_unknown(name)}")
     folder = cache_directory() / "models" / name.replace("/", "--").replace(":", "--")
     return HubModel(repo=match["repo"], file=match["file"]), folder
+
+
+def _is_meant_as_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or name.lower().endswith((".gguf", ".safetensors"))
+
+
+def _why_unknown(name: str) -> str:
+    if _is_meant_as_path(name):
+        return f"there is no such file or folder{'' if name.startswith('/') else f' in {Path.cwd()}'}; check the path"
+    known = ", ".join(sorted(KNOWN_MODELS))
+    nearest = difflib.get_close_matches(name.lower(), KNOWN_MODELS, n=1, cutoff=0.7)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"the known names are {known}."
+    return f"there is no model of that name; {hint} Others are org/name[:FILE.gguf] on the Hugging Face hub, or a path"
 
 
 def _existing_path(name_or_path: str) -> Path | None:
     try:
         path = Path(name_or_path).expanduser().absolute()
-        return path if name_or_path and path.exists() else None
-    except (OSError, RuntimeError):  # a name too long for a path; ~ of a user that does not exist
+        if not name_or_path:
+            return None
+        path.stat()
+    except PermissionError as error:
+        if not _is_meant_as_path(name_or_path):
+            return None
+        message = f"{name_or_path}: {error.strerror}; the daemon's user has to be able to read it"
+        raise PageddError("model_unavailable", message) from error
+    except (OSError, RuntimeError, ValueError):  # a name too long for a path; ~ of a user that does not exist; a NUL
         return None
+    return path

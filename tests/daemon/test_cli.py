@@ -145,7 +145,7 @@ def test_check_config_accepts_a_device_in_whose_place_the_cpu_would_serve(
 
 def test_check_config_refuses_what_names_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-config", "--model", "smollm2-135m-instrukt"]) == os.EX_UNAVAILABLE
-    assert "model_unavailable: 'smollm2-135m-instrukt' is no path" in capsys.readouterr().err
+    assert "there is no model of that name; did you mean smollm2-135m-instruct?" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_had_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
