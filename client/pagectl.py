@@ -32,6 +32,8 @@ EXIT_STATUSES = MODEL_STATUSES | {
     "shutting_down": os.EX_TEMPFAIL,
     "forbidden": os.EX_NOPERM,
 }
+# `pagectl_commands._print_picture`.
+PICTURE_NOTE = "Into a pipe or a file goes what is listed alone: the line about the daemon goes to standard error."
 EXIT_HELP = f"""\
 exit status: 0 done, {EXIT_REFUSED} refused or failed, 2 wrong command line, {os.EX_DATAERR} a wrong file was fetched,
 {os.EX_UNAVAILABLE} no daemon or no such model, {os.EX_TEMPFAIL} try again later, {os.EX_NOPERM} not allowed,
@@ -83,8 +85,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--runtime-dir", metavar="DIR", help="folder of the daemon's sockets ($PAGEDD_RUNTIME_DIR)")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        subparser = subparsers.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, note: str | None = None
+    ) -> argparse.ArgumentParser:
+        subparser = subparsers.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".", epilog=note)
         subparser.set_defaults(run=run)
         return subparser
 
@@ -99,9 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
     _add_request_flags(chat)
 
-    ps = command("ps", commands.run_ps, "list the live requests")
+    ps = command("ps", commands.run_ps, "list the live requests", PICTURE_NOTE)
     ps.add_argument("--json", action="store_true", help="as one JSON array, block tables included")
-    blocks = command("blocks", commands.run_blocks, "draw the KV pool, one character a block")
+    blocks = command("blocks", commands.run_blocks, "draw the KV pool, one character a block", PICTURE_NOTE)
     blocks.add_argument("--json", action="store_true", help="as one JSON object, null when the engine has none to show")
 
     prefixes = command("prefixes", commands.run_prefixes, "show what the prefix cache holds, as a tree")
@@ -118,7 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     events = command("events", commands.run_events, "list what happened lately and why")
     events.add_argument("--json", action="store_true", help="as one JSON array")
 
-    stats = command("stats", commands.run_stats, "print the daemon's figures")
+    stats = command("stats", commands.run_stats, "print the daemon's figures", PICTURE_NOTE)
     stats.add_argument("--json", action="store_true", help="as one JSON object, requests and block tables included")
     stats.add_argument("--watch", action="store_true", help="go on, as the daemon publishes")
 

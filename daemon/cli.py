@@ -4,6 +4,7 @@ Exit statuses are an interface (systemd's unit and scripts read them): see `EXIT
 a command needs it, because `/health` is to answer within a second of the start.
 """
 
+import logging
 import os
 import shlex
 import signal
@@ -15,6 +16,8 @@ from pagedd.client.errors import PageddError
 from pagedd.client.exit_statuses import MODEL_STATUSES
 from pagedd.client.standard_output import until_nobody_reads
 from pagedd.daemon import logs
+
+log = logging.getLogger(__name__)
 
 # Numbers of sysexits.h. The unit does not restart the daemon after 65, 69, 75 and 78: waiting would not help.
 EXIT_STATUSES = MODEL_STATUSES | {
@@ -33,8 +36,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(arguments)
     except PageddError as error:
-        priority = "<2>" if logs.writes_to_journal(sys.stderr, os.environ) else ""
-        print(f"{priority}pagedd: {error}", file=sys.stderr)
+        if logs.writes_json():
+            log.critical("%s", error)
+        else:
+            priority = "<2>" if logs.writes_to_journal(sys.stderr, os.environ) else ""
+            print(f"{priority}pagedd: {error}", file=sys.stderr)
         return exit_status(error)
 
 
@@ -90,6 +96,21 @@ def prepare(argv: list[str]) -> int:
     from pagedd.daemon.models import resolve_model
 
     print(resolve_model(_model(argv), report=_report))
+    return 0
+
+
+def models(argv: list[str]) -> int:
+    from pagedd.daemon.kept_models import kept_models, models_table, remove_model
+
+    match argv:
+        case []:
+            print("\n".join(models_table(kept_models())))
+        case ["remove", name]:
+            for model in remove_model(name):
+                print(f"{model.folder} is removed: {model.num_bytes / 1e6:.1f} MB")
+        case _:
+            message = f"pagedd models takes nothing, or remove and a name, not {shlex.join(argv)}"
+            raise PageddError("invalid_setting", message)
     return 0
 
 
@@ -178,6 +199,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "pull": Command(pull, "[NAME]", "Fetch a model and verify it; print where it is"),
     "prepare": Command(prepare, "[NAME]", "Fetch it and make what the daemon needs to start quickly"),
+    "models": Command(models, "[remove NAME]", "List the fetched models, or remove one that no daemon serves"),
     "tune": Command(tune, FLAGS, "Try settings on the model and a load; print what each is worth"),
     "check-config": Command(check_config, FLAGS, "Print every setting and its origin; check that they can serve"),
     "config-table": Command(config_table, "", "Print the settings as a Markdown table"),

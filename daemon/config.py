@@ -186,7 +186,9 @@ class DaemonConfig:
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace a request; no texts.", none="off"
     )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
-    log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
+    log_format: str = setting(
+        "auto", "auto is journald under systemd, else human; json is one object a line.", choices=logs.FORMATS
+    )
     # Callers, and what they cost
     quota: QuotaConfig = table(QuotaConfig())  # noqa: RUF009 (frozen)
     cost: CostConfig = table(CostConfig())  # noqa: RUF009 (frozen)

@@ -5,13 +5,14 @@ become a prepared folder `prepare.py`'s. Everything here blocks, for minutes whe
 
     $CACHE_DIRECTORY (systemd), else ${XDG_CACHE_HOME:-~/.cache}/pagedd
         models/<name>/      weights as fetched, complete or absent
-        prepared/<key>/     `PreparedModel` and tokenizer.json, one per weights path
+        prepared/<key>/     `PreparedModel` and tokenizer.json, one per weights path; its time is that of the last use
 """
 
 import difflib
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
@@ -58,9 +59,13 @@ def resolve_model(name_or_path: str, *, report: Report = lambda line: None) -> P
     prepared_root = cache_directory() / "prepared"
     known = KNOWN_MODELS.get(name_or_path.lower())
     if known is not None:
-        return prepare(weights, prepared_root, name=known.name, sha256=known.sha256)
-    is_path = _existing_path(name_or_path) is not None
-    return prepare(weights, prepared_root, name=None if is_path else name_or_path)
+        folder = prepare(weights, prepared_root, name=known.name, sha256=known.sha256)
+    else:
+        is_path = _existing_path(name_or_path) is not None
+        folder = prepare(weights, prepared_root, name=None if is_path else name_or_path)
+    with suppress(OSError):  # another user's cache, which only that one may mark
+        os.utime(folder)  # `kept_models.py` says when a model was last used
+    return folder
 
 
 def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path:
@@ -104,6 +109,12 @@ def find_weights(name_or_path: str) -> Path | None:
         return pull_model(name_or_path)
     hub_model, folder = _hub_model(name_or_path)
     return hub_model.weights_in(folder) if folder.exists() else None
+
+
+def name_of_folder(folder: str) -> str:
+    """What `pull_model` takes for the model that is kept under that name below `models`."""
+    repo, separator, file = folder.replace("--", "/", 1).partition("--")
+    return f"{repo}:{file.replace('--', '/')}" if separator else repo
 
 
 def _known_weights(model: WheelModel) -> Path:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pagedd.engine.kv.disk_segment import (
     SUFFIX,
@@ -32,6 +33,16 @@ from pagedd.engine.kv.stored_block import BlockBytes, StoredBlock
 from pagedd.engine.stats import TierStats
 
 log = logging.getLogger(__name__)
+
+
+class Forgotten(NamedTuple):
+    """What became of blocks that were to go: `num_left` are in files that cannot be removed. They are not served, but
+    the next start finds them, and so does `DiskTier.blocks` for whoever tries once more. `num_beside` others are lost,
+    since they lay in the same files.
+    """
+
+    num_left: int
+    num_beside: int
 
 
 Place = tuple[Segment, int]  # a file, and which of its blocks
@@ -135,13 +146,10 @@ class DiskTier:
         for segment in self._segments.values():
             yield from segment.blocks
 
-    def forget(self, keys: Set[bytes]) -> int:
-        """Removes these blocks, with the whole files that they are in.
-
-        Returns how many of them stay in files that cannot be removed. They are not served, but the next start finds
-        them again, and so does `blocks` for whoever tries once more.
-        """
+    def forget(self, keys: Set[bytes]) -> Forgotten:
+        """Removes these blocks, with the whole files that they are in."""
         left: set[bytes] = set()
+        beside: set[bytes] = set()
         for path, segment in list(self._segments.items()):
             doomed = [block.key for block in segment.blocks if block.key in keys]
             if not doomed:
@@ -153,7 +161,9 @@ class DiskTier:
                 left.update(doomed)
                 for key in doomed:
                     self._drop(key, segment)
-        return len(left)
+            else:
+                beside.update(block.key for block in segment.blocks)
+        return Forgotten(len(left), sum(key not in keys and key not in self._places for key in beside))
 
     def clear(self) -> None:
         """Removes every file of this engine's form."""

@@ -51,7 +51,7 @@ def test_where_requests_go_is_said_at_the_start_or_why_they_cannot(
         log.close()
     assert caplog.messages == [
         f"requests are logged in {tmp_path / 'new' / 'log'}",
-        f"{tmp_path / 'file' / 'log'} takes no requests until it can be written again: Not a directory",
+        f"{tmp_path / 'file' / 'log'} takes no requests until it can be written again: File exists",
     ]
 
 
