@@ -170,7 +170,10 @@ class DaemonConfig:
     )
     hot_celsius: float = setting(90.0, "Of the machine's hottest thermal zone.", minimum=20, maximum=150)
     yield_to: tuple[str, ...] = setting(
-        (), "Programs that get the device to themselves: while one of that name runs, the engine sleeps.", none="nobody"
+        (),
+        "Programs that get the device to themselves: while one of that name runs, the engine sleeps, after a load that "
+        "is under way.",
+        none="nobody",
     )
     yield_below_gib: float | None = setting(
         None,

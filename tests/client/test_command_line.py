@@ -9,6 +9,11 @@ from pagedd.client import pagectl
     ("given", "usage", "said"),
     [
         (["genrate", "x"], "pagectl ", "pagectl: error: there is no command genrate; did you mean generate?"),
+        (
+            ["--runtimdir", "x", "ps"],
+            "pagectl ",
+            "pagectl: error: there is no flag --runtimdir; did you mean --runtime-dir",
+        ),
         (["frobnicate"], "pagectl ", "pagectl: error: there is no command frobnicate; there are generate, chat, ps"),
         (
             ["generate", "--temprature=3", "x"],

@@ -73,7 +73,9 @@ def test_a_removed_model_is_gone_with_what_was_prepared_of_it_and_the_others_sta
 @pytest.mark.usefixtures("fetched")
 def test_a_name_that_is_not_kept_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models", "remove", "Org/A-b:c.gguf"]) == os.EX_UNAVAILABLE
-    assert "'Org/A-b:c.gguf': no model of that name is kept; did you mean Org/A-b:sub/c.gguf?" in capsys.readouterr().err
+    assert (
+        "'Org/A-b:c.gguf': no model of that name is kept; did you mean Org/A-b:sub/c.gguf?" in capsys.readouterr().err
+    )
     assert cli.main(["models", "remov", "x"]) == os.EX_CONFIG
     assert len(kept_models()) == 3
 
