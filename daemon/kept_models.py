@@ -5,7 +5,6 @@ Owns the look at the cache; `models.py` has its layout and fills it. A model tha
 
 import difflib
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pagedd.client.render import table
 from pagedd.daemon.files import file_lock, reason
 from pagedd.daemon.models import KNOWN_MODELS, cache_directory, name_of_folder
 from pagedd.daemon.prepared import load_prepared
+from pagedd.daemon.wall_clock import unix_s
 
 _DAY_S = 86_400
 # Of the folder of a fetch that did not end (`model_download.py`), whose name begins with a dot.
@@ -76,7 +76,7 @@ def remove_model(name: str) -> list[KeptModel]:
 
 def models_table(models: list[KeptModel], now_s: float | None = None) -> Iterator[str]:
     """A line for each, under a heading."""
-    now_s = time.time() if now_s is None else now_s
+    now_s = unix_s() if now_s is None else now_s
     rows = [["name", "size", "last use", "path"]]
     for model in models:
         name = model.name if model.is_whole else f"{model.name} (not whole)"
