@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import uvloop
-import zmq
 
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
@@ -135,7 +134,7 @@ class Daemon:
         try:
             for api in self._apis:
                 await api.start()
-        except (OSError, zmq.ZMQError) as error:
+        except OSError as error:
             why = f"{error.strerror or error}; choose another runtime_dir or http_port"
             raise PageddError("invalid_setting", f"a socket cannot be opened: {why}") from error
         log.info("listening in %s", self._endpoints.directory)
