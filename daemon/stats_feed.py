@@ -30,7 +30,7 @@ _SATURATED_PERCENT, _RELIEVED_PERCENT = 90.0, 75.0
 # To everything is the one topic that gets pictures.
 _MAX_TOPICS, _MAX_TOPIC_BYTES = 4, 64
 # A subscription is short; nothing else is expected from this side.
-_KIND = SocketKind(b"PUB", peers=frozenset({b"SUB", b"XSUB"}), max_message_bytes=1 + _MAX_TOPIC_BYTES, max_frames=1)
+KIND = SocketKind(b"PUB", peers=frozenset({b"SUB", b"XSUB"}), max_message_bytes=1 + _MAX_TOPIC_BYTES, max_frames=1)
 
 
 class Pace:
@@ -58,7 +58,7 @@ class StatsFeed(Handler):
         self._newcomer = asyncio.Event()
         self._pace = Pace()
         self._loop = asyncio.get_running_loop()
-        self._server = Server(_KIND, path, self, held)
+        self._server = Server(KIND, path, self, held)
         self._publisher = self._loop.create_task(self._publish(), name="stats feed")
 
     async def start(self, inherited: Inherited) -> None:

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 ID_MAX_CHARS = 128
 ID = Limit("id", "Chosen by the client, unique among its live requests.", max_chars=ID_MAX_CHARS)
 # Two frames are a message, and a few more are refused in words.
-_KIND = SocketKind(
+KIND = SocketKind(
     b"ROUTER",
     peers=frozenset({b"DEALER", b"REQ", b"ROUTER"}),
     max_message_bytes=len(PROTOCOL_VERSION) + MAX_MESSAGE_BYTES,
@@ -108,7 +108,7 @@ class _Door(Handler):
         self._questions: set[asyncio.Task[None]] = set()
         # Of each peer that has any, the live requests: its own id -> the daemon's.
         self._live: dict[Peer, dict[str, str]] = {}
-        self._server = Server(_KIND, path, self, held)
+        self._server = Server(KIND, path, self, held)
 
     async def start(self, mode: int, inherited: Inherited) -> None:
         """Raises `OSError`."""

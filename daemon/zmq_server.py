@@ -91,7 +91,7 @@ class Server:
         self._path = path
         self._limit = max_zmq_connections()
         self._listener: asyncio.Server | None = None
-        self._is_inherited = False
+        self._is_inherited = self._is_closed = False
         # By user, each in the order in which they came.
         self._peers: dict[int | None, dict[Peer, None]] = {}
         self._num_peers = 0
@@ -106,6 +106,7 @@ class Server:
 
     async def close(self, linger_s: float) -> None:
         """Takes nothing more, and lets what was sent leave for up to `linger_s`."""
+        self._is_closed = True
         if self._listener is not None:
             self._listener.close()
             if not self._is_inherited:
@@ -120,29 +121,31 @@ class Server:
         await self._wait_gone()
 
     def enter(self, peer: "Peer") -> None:
-        """A newcomer. Beyond the bound, the user who has most connections loses the newest of them."""
+        """Takes a newcomer in. Beyond the bound, the user who has most connections loses the newest of them."""
+        if self._is_closed:  # it was accepted just before
+            peer.end()
+            return
         self._peers.setdefault(peer.caller.uid, {})[peer] = None
         self._num_peers += 1
         if self._num_peers > self._limit:
-            most = max(self._peers.values(), key=len)
-            if len(most) == len(self._peers[peer.caller.uid]):
-                most = self._peers[peer.caller.uid]
+            most = max(self._peers.values(), key=lambda of_user: (len(of_user), peer in of_user))
             newest = next(reversed(most))
             log.warning(
                 "%d connections to %s, limit %d; one of %s is closed",
                 self._num_peers, self._path, self._limit, newest.caller.name,
             )  # fmt: skip
+            self.leave(newest)
             newest.end()
 
     def leave(self, peer: "Peer") -> None:
-        """Forgets one that is gone."""
+        """Forgets one that is gone, or about to be."""
         of_user = self._peers.get(peer.caller.uid, {})
         if peer not in of_user:
             return
         del of_user[peer]
-        self._num_peers -= 1
         if not of_user:
             del self._peers[peer.caller.uid]
+        self._num_peers -= 1
         if not self._num_peers:
             self._all_gone.set()
 
@@ -160,10 +163,12 @@ class Peer(asyncio.Protocol):
 
     Attributes:
         caller: who the kernel says it is.
+        backlog_bytes: what waits behind that which is being written.
     """
 
     def __init__(self, server: Server) -> None:
         self.caller = Caller()
+        self.backlog_bytes = 0
         self._server = server
         self._decoder = zmtp.Decoder(server.kind)
         self._loop = asyncio.get_running_loop()
@@ -173,19 +178,14 @@ class Peer(asyncio.Protocol):
         self._is_behind = False  # in reading: more has come than a turn's share
         self._is_writing = False  # the kernel has not taken everything yet
         self._backlog: deque[bytes] = deque()  # behind that
-        self._backlog_bytes = 0
-
-    @property
-    def backlog_bytes(self) -> int:
-        return self._backlog_bytes
 
     def send(self, frames: Sequence[bytes], *, is_urgent: bool = False) -> None:
         """Sends now, or later when the peer reads too slowly. Never waits, never raises."""
-        was_full = self._backlog_bytes > MAX_BACKLOG_BYTES
+        was_full = self.backlog_bytes > MAX_BACKLOG_BYTES
         if self._transport.is_closing() or (was_full and not is_urgent):
             return
         self._write(self._decoder.encode(frames))
-        if not was_full and self._backlog_bytes > MAX_BACKLOG_BYTES:
+        if not was_full and self.backlog_bytes > MAX_BACKLOG_BYTES:
             # Not here: the sender may be in the middle of telling several things.
             self._loop.call_soon(self._server.handler.on_too_slow, self)
 
@@ -193,7 +193,7 @@ class Peer(asyncio.Protocol):
         """Sends now, or as soon as what is being written has left, unless there is something newer by then."""
         if not self._transport.is_closing():
             self._backlog.clear()
-            self._backlog_bytes = 0
+            self.backlog_bytes = 0
             self._write(encoded)
 
     def finish(self) -> None:
@@ -236,7 +236,7 @@ class Peer(asyncio.Protocol):
         self._is_writing = False
         while self._backlog and not self._is_writing:
             encoded = self._backlog.popleft()
-            self._backlog_bytes -= len(encoded)
+            self.backlog_bytes -= len(encoded)
             self._transport.write(encoded)
         self._note_held()
 
@@ -281,7 +281,7 @@ class Peer(asyncio.Protocol):
                 case Subscription():
                     self._server.handler.on_subscription(self, event)
                 case Ping(context):
-                    if self._backlog_bytes <= MAX_BACKLOG_BYTES:
+                    if self.backlog_bytes <= MAX_BACKLOG_BYTES:
                         self._write(zmtp.pong(context))
                 case Ready():
                     self._is_ready = True
@@ -309,7 +309,7 @@ class Peer(asyncio.Protocol):
     def _write(self, encoded: bytes) -> None:
         if self._is_writing:
             self._backlog.append(encoded)
-            self._backlog_bytes += len(encoded)
+            self.backlog_bytes += len(encoded)
             self._note_held()
         else:
             self._transport.write(encoded)
@@ -318,4 +318,4 @@ class Peer(asyncio.Protocol):
         if self._transport.is_closing():
             return
         unwritten = self._transport.get_write_buffer_size() if self._is_writing else 0
-        self._server.held.note(self, self._decoder.held_bytes + unwritten + self._backlog_bytes)
+        self._server.held.note(self, self._decoder.held_bytes + unwritten + self.backlog_bytes)

@@ -144,10 +144,10 @@ async def test_every_socket_that_may_ask_is_answered(served: Served, kind: int) 
 
 @pytest.mark.parametrize("kind", [zmq.SUB, zmq.PULL, zmq.PAIR, zmq.REP], ids=["SUB", "PULL", "PAIR", "REP"])
 async def test_a_socket_of_another_kind_is_left(served: Served, kind: int) -> None:
-    with libzmq(kind, served.endpoints.requests, RECONNECT_IVL=-1) as peer:
-        with peer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
-            event, _ = await hear(monitor)
-            peer.disable_monitor()
+    events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    with libzmq(kind, served.endpoints.requests, RECONNECT_IVL=-1) as peer, peer.get_monitor_socket(events) as monitor:
+        event, _ = await hear(monitor)
+        peer.disable_monitor()
     assert int.from_bytes(event[:2], "little") == zmq.EVENT_DISCONNECTED
 
 
