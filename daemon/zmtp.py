@@ -11,8 +11,8 @@ from dataclasses import dataclass
 _MORE, _LONG, _COMMAND = 0x01, 0x02, 0x04
 _LONG_HEAD = struct.Struct(">BQ")  # flags, size
 
-_SIGNATURE_BYTES, _GREETING_BYTES = 10, 64
-_VERSION_AT, _MECHANISM = 10, slice(12, 32)
+_GREETING_BYTES = 64
+_SIGNATURE_END, _VERSION_AT, _MECHANISM = 9, 10, slice(12, 32)
 _OLDEST_VERSION = 3
 # Signature, version, mechanism, as-server, filler.
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\x00") + bytes(1 + 31)
@@ -127,10 +127,8 @@ class Decoder:
 
     def _take_greeting(self) -> bool:
         # Looked at as far as it has come: whoever speaks HTTP, or an older ZMTP, may wait for an answer first.
-        greeting = self._unread[:_GREETING_BYTES]
-        if greeting[:1] not in (b"", b"\xff") or (
-            len(greeting) >= _SIGNATURE_BYTES and greeting[_SIGNATURE_BYTES - 1] != 0x7F
-        ):
+        greeting = bytes(self._unread[:_GREETING_BYTES])
+        if greeting[:1] not in (b"", b"\xff") or greeting[_SIGNATURE_END : _SIGNATURE_END + 1] not in (b"", b"\x7f"):
             raise ZmtpError("it does not begin as ZMTP does")
         if len(greeting) > _VERSION_AT and greeting[_VERSION_AT] < _OLDEST_VERSION:
             raise ZmtpError(f"ZMTP of version {greeting[_VERSION_AT]}, the oldest spoken here is {_OLDEST_VERSION}")

@@ -1,7 +1,6 @@
 """The daemon's end of ZeroMQ, with real sockets: libzmq's are served, and whoever does harm does it to themselves."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -269,25 +268,22 @@ async def test_whoever_takes_an_identity_the_moment_it_is_free_gets_nothing_that
     served: Served,
 ) -> None:
     served.host.reply = lambda request: None
-    path = str(served.endpoints.requests)
-    message = zmtp.message([PROTOCOL_VERSION, encode(prompt(stream=False))])
-    with socket.socket(socket.AF_UNIX) as victim, socket.socket(socket.AF_UNIX) as thief:
-        thief.connect(path)
-        thief.sendall(GREETING)
-        victim.connect(path)
-        victim.sendall(GREETING + ready_as(b"DEALER", b"\x00abcd") + message)
-        await until(lambda: len(served.host.submitted) == 1)
-        victim.close()
-        thief.sendall(ready_as(b"DEALER", b"\x00abcd"))
-        await until(lambda: len(served.host.aborted) == 1)
-        assert served.host.live == {}
-        thief.settimeout(WAIT_S)
-        thief.sendall(zmtp.message([PROTOCOL_VERSION, encode(Ping(id="p"))]))
-        heard = await asyncio.to_thread(thief.recv, 1 << 16)
-        while b"pong" not in heard:
-            heard += await asyncio.to_thread(thief.recv, 1 << 16)
+    ready = ready_as(b"DEALER", b"\x00abcd")
+    victim, thief = [Raw(*await asyncio.open_unix_connection(str(served.endpoints.requests))) for _ in range(2)]
+    thief.writer.write(GREETING)
+    victim.writer.write(GREETING + ready)
+    await victim.reader.readuntil(b"ROUTER")
+    victim.writer.write(zmtp.message([PROTOCOL_VERSION, encode(prompt(stream=False))]))
+    await victim.reader.readuntil(b"accepted")
+    victim.writer.transport.abort()
+    thief.writer.write(ready)
+    await until(lambda: len(served.host.aborted) == 1)
+    assert served.host.live == {}
+    thief.writer.write(zmtp.message([PROTOCOL_VERSION, encode(Ping(id="p"))]))
+    heard = await asyncio.wait_for(thief.reader.readuntil(b"pong"), WAIT_S)
     assert b"accepted" not in heard
     assert b"done" not in heard
+    thief.writer.close()
 
 
 # Whoever means harm
@@ -427,7 +423,9 @@ async def test_a_flood_of_subscriptions_costs_its_sender_the_connection_and_nobo
     with libzmq(zmq.SUB, served.endpoints.stats, SUBSCRIBE=b"", CONFLATE=1) as other:
         decode_stats(await asyncio.wait_for(other.recv(), WAIT_S))
         reader, writer = await asyncio.open_unix_connection(str(served.endpoints.stats))
-        writer.write(GREETING + ready_as(b"XSUB") + b"".join(flood))
+        writer.write(GREETING + ready_as(b"XSUB"))
+        await reader.readuntil(b"PUB")
+        writer.write(b"".join(flood))
         await Raw(reader, writer).until_closed()
         feed = served.zmq_api._feed
         assert feed is not None
