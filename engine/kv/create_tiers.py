@@ -45,13 +45,13 @@ def create_tiers(
         num_bytes = host_bytes // storage.block_bytes * storage.block_bytes
         _check_room(num_bytes, storage, device)
         host = HostTier(host_memory(num_bytes, device), storage.block_bytes)
-        log.info("KV blocks in host memory: room for %d of %d bytes", host.num_slots, storage.block_bytes)
+        log.info("host memory has room for %d KV blocks of %d bytes", host.num_slots, storage.block_bytes)
     disk = None
     if disk_bytes and disk_directory is not None:
         try:
             disk = DiskTier(disk_directory, disk_bytes, _segment_form(storage, identity))
         except (DirectoryInUse, OSError) as error:
-            log.warning("no KV blocks on the disk: %s", error)
+            log.warning("the disk keeps no KV blocks: %s", error)
     return Tiers(host, disk, costs, lookahead=lookahead) if host is not None or disk is not None else None
 
 

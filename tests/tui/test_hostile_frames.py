@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.protocol import PrefixNode
+from pagedd.client.questions import PrefixNode
 from pagedd.client.stats_frame import BlockMap, Device, Event, Machine, StatsFrame
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of, width_of
