@@ -10,7 +10,6 @@ import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -18,7 +17,7 @@ from aiohttp import web
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
-from pagedd.daemon.activation import Inherited
+from pagedd.daemon.activation import Inherited, listen
 from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
@@ -52,7 +51,7 @@ from pagedd.daemon.openai_schema import (
     tokenize_request,
 )
 from pagedd.daemon.openapi import openapi_document
-from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
+from pagedd.daemon.runtime_dir import REQUESTS_MODE
 from pagedd.daemon.service import Service
 from pagedd.daemon.turnstile import Turnstile
 
@@ -83,7 +82,7 @@ class HttpApi:
     ) -> None:
         self._service = service
         self._path = endpoints.http
-        self._inherited_fd = (inherited or {}).get(endpoints.http)
+        self._inherited = inherited or {}
         self._config = config
         self._keys: list[ApiKey] = []
         self._runners: list[web.AppRunner] = []
@@ -99,10 +98,7 @@ class HttpApi:
         taken or a key file that holds no key.
         """
         self._keys = self._read_keys()
-        if self._inherited_fd is not None:
-            await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd))
-        else:
-            await self._serve(self._unix_door, _bind_unix(self._path))
+        await self._serve(self._unix_door, listen(self._path, REQUESTS_MODE, self._inherited))
         if self._config.http_port is not None:
             await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
 
@@ -122,7 +118,7 @@ class HttpApi:
             listener.close()
         for runner in self._runners:
             await runner.cleanup()
-        if self._runners and self._inherited_fd is None:
+        if self._runners and self._path not in self._inherited:
             self._path.unlink(missing_ok=True)
         self._runners.clear()
         self._listeners.clear()
@@ -346,17 +342,6 @@ def _check_admin(request: web.Request) -> None:
 
 def _json(content: Any) -> web.Response:
     return web.Response(body=encode(content), content_type="application/json")
-
-
-def _bind_unix(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        with socket_mode(REQUESTS_MODE):
-            listener.bind(str(path))
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import uvloop
-import zmq
 
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
@@ -139,7 +138,7 @@ class Daemon:
         try:
             for api in self._apis:
                 await api.start()
-        except (OSError, zmq.ZMQError) as error:
+        except OSError as error:
             why = f"{self._endpoints.directory}: a socket cannot be opened: {error.strerror or error}"
             raise PageddError("invalid_setting", f"{why}; choose another runtime_dir", field="runtime_dir") from error
         log.info("listening in %s", self._endpoints.directory)

@@ -21,7 +21,6 @@ from pagedd.client.protocol import (
     Failed,
     Generate,
     Ok,
-    Pong,
     Sampling,
     Waking,
     decode_daemon,
@@ -115,8 +114,6 @@ class ZmqClient:
                 case Failed(id=request_id, code=code) if not request_id.startswith("cancel "):
                     ends.ended(request_id)
                     self._ledger.failed(code, message.message, is_slow=is_slow)
-                case Pong(id=""):
-                    pass  # the daemon looks who is still there
                 case Ok() | Failed():
                     pass  # to a cancel, which may have come too late
                 case _:

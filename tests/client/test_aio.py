@@ -282,7 +282,7 @@ def test_a_frame_of_an_older_version_still_decodes(make_frame: Callable[..., Sta
     assert (decoded.machine, decoded.events, decoded.seq) == (None, [], 0)
 
 
-async def test_the_daemons_own_ping_is_no_ones_answer(daemon: FakeDaemon, directory: Path) -> None:
+async def test_what_comes_without_an_id_is_no_ones_answer(daemon: FakeDaemon, directory: Path) -> None:
     daemon.answer = lambda message: [Pong(id=""), *daemon.default_answer(message)]
     async with AsyncClient(directory) as client:
         assert (await client.ping()).version == "0.1.0"
