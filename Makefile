@@ -16,7 +16,7 @@ FUZZ := $(VENV)/fuzz-$(shell sha256sum requirements-fuzz.lock | cut -c1-16)
 MODEL ?= smollm2-135m-instruct
 BENCHES := paging step static_batch
 PEERS :=
-# The whole suite, a file of tests at a time for each core, those that take longest first.
+# The whole suite: each of two workers takes a file of tests at a time, in order of their names, by which the small come last.
 ALL_TESTS := --numprocesses logical --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 PACKAGES := client kernels engine daemon tui scale bench
 
