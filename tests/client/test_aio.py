@@ -150,16 +150,17 @@ async def test_cancelling_the_task_that_waits_cancels_the_request(
 
 
 async def test_a_timeout_around_a_generation_cancels_it(daemon: FakeDaemon, directory: Path) -> None:
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+
+    def answer(message: Any) -> list[Any]:
+        if isinstance(message, Generate):
+            loop.call_soon_threadsafe(limit.reschedule, loop.time())
+        return []
+
+    daemon.answer = answer
     async with AsyncClient(directory) as client:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(None) as limit:
-                loop = asyncio.get_running_loop()
-
-                def answer(message: Any) -> list[Any]:
-                    loop.call_soon_threadsafe(limit.reschedule, loop.time())
-                    return []
-
-                daemon.answer = answer
+            async with limit:
                 await client.generate("x")
         await asyncio.to_thread(daemon.hear, Cancel)
 
