@@ -50,7 +50,7 @@ from pagedd.client.questions import (
 from pagedd.client.stats_frame import BlockMap, RequestRow, StatsFrame
 from pagedd.client.usage import CallerUsage, Cost
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class FakeDaemon:
@@ -83,7 +83,7 @@ class FakeDaemon:
         self._published.put(frame)
 
     def hear(self, kind: type, socket: str = "requests") -> ClientMessage:
-        """The next message of this kind, dropping others. Fails after ten seconds."""
+        """The next message of this kind, dropping others. Fails after a minute."""
         while True:
             where, message = self.heard.get(timeout=WAIT_S)
             assert message.id, f"the daemon refuses {message}: it has no id"
@@ -303,7 +303,7 @@ def daemon(directory: Path) -> Iterator[FakeDaemon]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something is so; fails after ten seconds."""
+    """Waits until something is so; fails after a minute."""
 
     def wait(is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S

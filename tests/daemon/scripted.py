@@ -34,7 +34,7 @@ from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 VOCAB_SIZE = 259
 EOS = 256
 CONTEXT = 2048
-WAIT_S = 10.0
+WAIT_S = 60.0
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'cursed' %}{{ raise_exception('no such role') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant\n"
