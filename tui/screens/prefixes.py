@@ -77,7 +77,7 @@ class Prefixes(View):
 
     def action_evict(self) -> None:
         branch = self._tree.current
-        if branch is None:
+        if branch is None or not self.is_active:  # asked already: keys may come in faster
             return
         digest, source = branch.node.digest, self.session.source
 

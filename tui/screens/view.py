@@ -153,7 +153,7 @@ class View(Screen[None]):
         now_s = session.clock()
         self._header.show_state(session.state, session.modes, now_s)
         notice = self.watching.notice
-        if notice is None and session.is_stale and self.state.frame is not None:
+        if notice is None and self.state.frame is not None and (session.is_stale or self.state.link.error):
             notice = age_notice(self.state, self.state.age_s(now_s))
         if self._keys.show_hints(self.hints(), notice):
             self.call_after_refresh(self.show)
