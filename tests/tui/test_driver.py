@@ -37,6 +37,8 @@ class Program:
         self._context = zmq.Context()
         publisher = self._context.socket(zmq.XPUB)
         publisher.bind(ipc(Endpoints(Path(directory)).stats))
+        # It answers no question. Without it, pagetop would look for some seconds whether it is there.
+        self._context.socket(zmq.ROUTER).bind(ipc(Endpoints(Path(directory)).requests))
         command = [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", directory]
         shell = ["sh", "-c", f'{before} exec "$@" 2>{self.errors}', "sh"]
         self.process, self._terminal = start_in_terminal([*shell, *command], rows=30, columns=120)

@@ -167,6 +167,8 @@ class View(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_class(not self.glyphs.is_unicode, "ascii")
+        # What was drawn before a widget had its size is not the picture. The next frame may be seconds away.
+        self.screen_layout_refresh_signal.subscribe(self, lambda _: self.show())
 
     def on_screen_resume(self) -> None:
         self.repaint()
