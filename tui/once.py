@@ -9,7 +9,7 @@ from pagedd.tui.renderables.cache import cache_bar, cache_figures
 from pagedd.tui.renderables.header import Modes
 from pagedd.tui.renderables.header import header_line as page_header
 from pagedd.tui.renderables.machine import machine_row
-from pagedd.tui.renderables.requests import arranged, header_line, request_line
+from pagedd.tui.renderables.requests import arranged, header_line, models_differ, request_line
 from pagedd.tui.renderables.throughput import throughput_row
 from pagedd.tui.state import State
 
@@ -29,7 +29,9 @@ def once_lines(state: State, modes: Modes, width: int, glyphs: Glyphs) -> list[s
     ]
     rows = arranged(state.sequences, "", "age", False)
     lines += [*([(text, "")] for text in map_lines(state, width, MAX_MAP_ROWS, glyphs)), []]
-    lines += [header_line(width, "age", False, glyphs), *(request_line(row, width, glyphs) for row in rows)]
+    has_models = models_differ(rows)
+    lines.append(header_line(width, "age", False, glyphs, has_models))
+    lines += [request_line(row, width, glyphs, has_models) for row in rows]
     return [text_of(cut(line, width)).rstrip() for line in lines]
 
 

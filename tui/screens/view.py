@@ -23,11 +23,11 @@ from pagedd.tui.widgets.pane import Pane
 
 MIN_WIDTH, MIN_HEIGHT = 40, 12
 NAVIGATION = [
-    Hint("1", "overview", "1"),
-    Hint("2", "blocks", "2"),
-    Hint("3", "requests", "3"),
-    Hint("4", "prefixes", "4"),
-    Hint("5", "events", "5"),
+    Hint("1", "overview", "1", ""),
+    Hint("2", "blocks", "2", ""),
+    Hint("3", "requests", "3", ""),
+    Hint("4", "prefixes", "4", ""),
+    Hint("5", "events", "5", "screens"),
 ]
 HELP = Hint("?", "help", "question_mark")
 QUIT = Hint("q", "quit", "q")
