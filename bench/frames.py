@@ -8,7 +8,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from pagedd.client.protocol import PrefixNode
+from pagedd.client.questions import PrefixNode
 from pagedd.client.stats_frame import BlockMap, Device, Event, Machine, RequestRow, StatsFrame
 
 START_S = 1_700_000_000.0

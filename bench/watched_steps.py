@@ -99,7 +99,7 @@ async def _window(client: AsyncClient, front: int, watchers: Sequence[int], seco
     def gained(name: str) -> float:
         return (last.figures[name] or 0.0) - (first.figures[name] or 0.0)
 
-    num_steps, wall_s = gained("steps_total"), last.time_s - first.time_s
+    num_steps, wall_s = gained("steps_total"), last.uptime_s - first.uptime_s
     step_s = sum(gained(name) for name in last.figures if name.startswith("step_seconds_"))
     front_s, watchers_s = (late - early for early, late in zip(before, after, strict=True))
     return Window(step_s / num_steps, wall_s / num_steps, front_s / wall_s, watchers_s / wall_s)

@@ -24,35 +24,37 @@ from pagedd.client.load_wait import LoadWait
 from pagedd.client.options import SamplingOptions, make_sampling
 from pagedd.client.protocol import (
     Accepted,
-    BlockDetail,
     Cancel,
     Chat,
     ChatMessage,
     ClientMessage,
     Delta,
     Done,
-    Evicted,
-    EvictPrefix,
     Failed,
     Generate,
+    Load,
+    Ok,
+    Ping,
+    Pong,
+    SetPriority,
+    Sleep,
+    Wake,
+)
+from pagedd.client.questions import (
+    BlockDetail,
+    Evicted,
+    EvictPrefix,
     GetBlock,
     GetPrefixes,
     GetPreviews,
     GetStats,
     GetText,
     GetUsage,
-    Load,
-    Ok,
-    Ping,
-    Pong,
     Prefixes,
     Previews,
     RequestText,
-    SetPriority,
-    Sleep,
     Stats,
     UsageReport,
-    Wake,
 )
 from pagedd.client.stats_frame import StatsFrame, decode_stats
 
@@ -124,10 +126,14 @@ class AsyncClient:
         priority: int = 0,
         parse_special: bool = False,
         cache_salt: str | None = None,
+        trace_context: Mapping[str, str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> "Generation":
-        """Continue `prompt`, or `prompt_token_ids`. Nothing is sent until the `Generation` is iterated or awaited."""
-        options = make_sampling(**sampling)
+        """Continue `prompt`, or `prompt_token_ids`. Nothing is sent until the `Generation` is iterated or awaited.
+
+        `trace_context` is what OpenTelemetry's `inject` writes: the daemon's span becomes a child of the current one.
+        """
+        options, context = make_sampling(**sampling), trace_context or {}
 
         def request(id: str, stream: bool) -> Generate:
             return Generate(
@@ -140,6 +146,8 @@ class AsyncClient:
                 stream=stream,
                 parse_special=parse_special,
                 cache_salt=cache_salt,
+                traceparent=context.get("traceparent"),
+                tracestate=context.get("tracestate"),
             )
 
         return Generation(self, next(self._ids), request)
@@ -151,13 +159,14 @@ class AsyncClient:
         model: str = "default",
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_context: Mapping[str, str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> "Generation":
         """Answer a conversation, given as `ChatMessage` or as dicts with `role` and `content`.
 
         Raises `PageddError("invalid_type")` when a message is not of that form.
         """
-        options = make_sampling(**sampling)
+        options, context = make_sampling(**sampling), trace_context or {}
         conversation = _conversation(messages)
 
         def request(id: str, stream: bool) -> Chat:
@@ -169,6 +178,8 @@ class AsyncClient:
                 priority=priority,
                 stream=stream,
                 cache_salt=cache_salt,
+                traceparent=context.get("traceparent"),
+                tracestate=context.get("tracestate"),
             )
 
         return Generation(self, next(self._ids), request)

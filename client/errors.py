@@ -22,6 +22,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     ),
     "protocol_version": ErrorKind(400, "The client speaks another version of the ZeroMQ protocol."),
     "message_too_large": ErrorKind(413, "The body or frame is larger than the daemon accepts."),
+    "body_timeout": ErrorKind(408, "The body did not arrive in time."),
     "missing_field": ErrorKind(400, "A required field is absent."),
     "invalid_type": ErrorKind(400, "A field has the wrong JSON type."),
     "invalid_value": ErrorKind(400, "A field has a value outside its documented range."),
@@ -46,6 +47,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "unauthorized": ErrorKind(401, "The API key is absent or wrong."),
     "forbidden": ErrorKind(403, "This caller may not do that."),
     # The daemon's state
+    "too_many_bodies": ErrorKind(503, "Others send so much at once that a large body has no room; try again shortly."),
     "queue_full": ErrorKind(429, "Too many requests wait already; try again later."),
     "over_quota": ErrorKind(429, "The caller has used up its quota for now; it is told when to try again."),
     "exceeds_quota": ErrorKind(400, "The request could never fit its caller's quota, even alone."),
@@ -79,6 +81,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
         500, "The quantized KV cache changes more of this model's answers than it should, and was to be refused then."
     ),
     "no_kv_memory": ErrorKind(500, "Not enough free memory for even one block of KV cache."),
+    "no_host_memory": ErrorKind(500, "The host cannot give the KV cache as much memory as kv_host_gib asks for."),
 }
 
 

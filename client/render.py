@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pagedd.client.letters import LETTERS, letter_index
 from pagedd.client.percent import percent
-from pagedd.client.protocol import Prefixes
+from pagedd.client.questions import Prefixes
 from pagedd.client.stats_frame import BlockMap, Event, RequestRow, StatsFrame
 
 # `S` marks shared blocks, so no sequence gets it.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from pagedd.client.protocol import UsageReport
+from pagedd.client.questions import UsageReport
 from pagedd.client.render import Glyphs, printable, table
 from pagedd.client.usage import CallerUsage, Cost
 
@@ -80,7 +80,7 @@ def _notes(report: UsageReport) -> Iterator[str]:
         lacking = "[cost] box_price" if not report.has_box_price else "[cost] kwh_price, and energy that is known"
         yield f"money:  {parts[0]} alone; the rest needs {lacking}"
     else:
-        yield "money:  not known: state [cost] box_price and kwh_price"
+        yield "money:  not known: state [cost] box_price, and kwh_price where energy is known"
 
 
 def _callers(report: UsageReport, glyphs: Glyphs) -> Iterator[str]:
@@ -105,7 +105,11 @@ def _callers(report: UsageReport, glyphs: Glyphs) -> Iterator[str]:
 
 
 def _number(value: float | None, decimals: int, glyphs: Glyphs) -> str:
-    return glyphs.missing if value is None else f"{value:.{decimals}f}"
+    """What is more than nothing never reads as 0."""
+    if value is None:
+        return glyphs.missing
+    text = f"{value:.{decimals}f}"
+    return f"{value:.1e}" if value and not float(text) else text
 
 
 def _limited(number: int, limit: int | None) -> str:

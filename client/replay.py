@@ -9,10 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from pagedd.client.aio import AsyncClient
 from pagedd.client.errors import PageddError
-from pagedd.client.request_log import LoggedRequest, Prompts
+from pagedd.client.request_log import LoggedRequest, Prompts, arrivals_s
 
 # In every vocabulary, and no special id in most.
 _IDS = range(10, 250)
@@ -62,11 +63,11 @@ async def replay(client: AsyncClient, entries: Sequence[LoggedRequest], speed: f
     """
     await client.ping()
     replayed = Replayed()
-    first_s, started_s = min(entry.time_s for entry in entries), time.monotonic()
+    started_s = time.monotonic()
     prompts = Prompts(entries, _IDS, _MAX_IDS)
     async with asyncio.TaskGroup() as group:
-        for entry in sorted(entries, key=lambda entry: entry.time_s):
-            due_s = started_s + (entry.time_s - first_s) / speed
+        for arrival_s, entry in sorted(zip(arrivals_s(entries), entries, strict=True), key=itemgetter(0)):
+            due_s = started_s + arrival_s / speed
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             replayed.late_s = max(replayed.late_s, time.monotonic() - due_s)
             group.create_task(_send(client, entry, prompts.next(entry), replayed))

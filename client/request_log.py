@@ -5,6 +5,7 @@ Owns the form of a line, and the prompt of one that has only lengths. Token coun
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ class LoggedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
 
     Attributes:
         time_s: when it came, Unix time; in a log made by hand any other beginning, or 0 for all.
+        after_s: how long after the one on the line before it came, by a clock that nobody sets; negative when it came
+            before that one. None, as in a log made by hand, is what `time_s` says.
         output_tokens: of each choice.
         prompt_tokens: without `prompt_token_ids`, how many.
         system_tokens: without ids, how many at the beginning all such requests have in common.
@@ -29,11 +32,15 @@ class LoggedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     prompt_tokens: int = 0
     system_tokens: int = 0
     time_s: float = 0.0
+    after_s: float | None = None
     n: int = 1
     priority: int = 0
 
 
 _decoder = msgspec.json.Decoder(LoggedRequest)
+# A log is read whole. What is longer is none, or that of months.
+_MAX_LINES = 1_000_000
+_MAX_LINE_BYTES = 16 << 20
 
 
 class Prompts:
@@ -60,25 +67,41 @@ class Prompts:
         return shared + self._draw.choices(self._ids, k=num_ids - len(shared))
 
 
+def arrivals_s(entries: Sequence[LoggedRequest]) -> list[float]:
+    """When each came, seconds since the first of all. A clock that was set in between does not count."""
+    arrivals = [0.0]
+    for before, entry in pairwise(entries):
+        gap_s = entry.time_s - before.time_s if entry.after_s is None else entry.after_s
+        arrivals.append(arrivals[-1] + gap_s)
+    first_s = min(arrivals)
+    return [arrival_s - first_s for arrival_s in arrivals]
+
+
 def read_log(path: Path, field: str) -> list[LoggedRequest]:
     """In the order of the file. Raises `PageddError("invalid_setting")`, which blames `field` and names the line."""
     entries = []
     try:
-        lines = path.read_bytes().splitlines()
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
+                if number > _MAX_LINES or len(line) > _MAX_LINE_BYTES:
+                    limits = f"a log has at most {_MAX_LINES} lines of {_MAX_LINE_BYTES} bytes"
+                    raise PageddError("invalid_setting", f"{path}, line {number}: {limits}", field=field)
+                if line.strip():
+                    entries.append(_entry(line, f"{path}, line {number}", field))
     except OSError as error:
         raise PageddError("invalid_setting", f"{path} cannot be read: {error.strerror}", field=field) from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = _decoder.decode(line)
-        except msgspec.MsgspecError as error:
-            raise PageddError("invalid_setting", f"{path}, line {number}: {error}", field=field) from None
-        has_prompt = bool(entry.prompt_token_ids) or entry.prompt_tokens > 0
-        if entry.output_tokens < 1 or entry.n < 1 or entry.system_tokens < 0 or not has_prompt:
-            rule = "output_tokens and the prompt's ids or length, and n, must be at least 1, system_tokens at least 0"
-            raise PageddError("invalid_setting", f"{path}, line {number}: {rule}", field=field)
-        entries.append(entry)
     if not entries:
         raise PageddError("invalid_setting", f"{path} holds no request; write one a line", field=field)
     return entries
+
+
+def _entry(line: bytes, where: str, field: str) -> LoggedRequest:
+    try:
+        entry = _decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise PageddError("invalid_setting", f"{where}: {error}", field=field) from None
+    has_prompt = bool(entry.prompt_token_ids) or entry.prompt_tokens > 0
+    if entry.output_tokens < 1 or entry.n < 1 or entry.system_tokens < 0 or not has_prompt:
+        rule = "output_tokens and the prompt's ids or length, and n, must be at least 1, system_tokens at least 0"
+        raise PageddError("invalid_setting", f"{where}: {rule}", field=field)
+    return entry

@@ -15,17 +15,8 @@ from typing import Any, Self, TypeVar, Unpack
 from pagedd.client.aio import LOAD_WAIT_S, AsyncClient
 from pagedd.client.aio import Generation as AsyncGeneration
 from pagedd.client.options import SamplingOptions
-from pagedd.client.protocol import (
-    BlockDetail,
-    ChatMessage,
-    Delta,
-    Done,
-    Evicted,
-    Pong,
-    Prefixes,
-    RequestText,
-    UsageReport,
-)
+from pagedd.client.protocol import ChatMessage, Delta, Done, Pong
+from pagedd.client.questions import BlockDetail, Evicted, Prefixes, RequestText, UsageReport
 from pagedd.client.stats_frame import StatsFrame
 
 _Result = TypeVar("_Result")
@@ -88,6 +79,7 @@ class Client:
         priority: int = 0,
         parse_special: bool = False,
         cache_salt: str | None = None,
+        trace_context: Mapping[str, str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> "Generation":
         """Continue `prompt`, or `prompt_token_ids`. Nothing is sent until the `Generation` is iterated or asked."""
@@ -98,6 +90,7 @@ class Client:
             priority=priority,
             parse_special=parse_special,
             cache_salt=cache_salt,
+            trace_context=trace_context,
             **sampling,
         )
         return Generation(self, generation)
@@ -109,10 +102,18 @@ class Client:
         model: str = "default",
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_context: Mapping[str, str] | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> "Generation":
         """Answer a conversation, given as `ChatMessage` or as dicts with `role` and `content`."""
-        generation = self._client.chat(messages, model=model, priority=priority, cache_salt=cache_salt, **sampling)
+        generation = self._client.chat(
+            messages,
+            model=model,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_context=trace_context,
+            **sampling,
+        )
         return Generation(self, generation)
 
     def stats(self, *, blocks: bool = False) -> StatsFrame:

@@ -9,7 +9,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
@@ -227,21 +227,29 @@ def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: En
         )
 
 
-def token_bounds(message: Generate | Chat, max_token_bytes: int, most: int) -> tuple[int, int]:
-    """The fewest and the most tokens that a message may need, prompt and output of all choices, before it is tokenized.
+class TokenBounds(NamedTuple):
+    """Of a message that is not tokenized: the fewest tokens of its prompt and of each choice, the most in all."""
 
-    A tokenizer makes at most one token of a byte; what a chat template adds is not counted. Where `max_tokens` is left
-    out, nothing but `most` bounds them.
+    least_prompt: int
+    least_output: int
+    most: int
+
+
+def token_bounds(message: Generate | Chat, max_token_bytes: int, most: int) -> TokenBounds:
+    """A tokenizer makes at most one token of a byte; what a chat template adds is not counted.
+
+    Where `max_tokens` is left out, nothing but `most` bounds them.
     """
     sampling = message.sampling
-    least_output = sampling.n * (sampling.max_tokens or max(1, sampling.min_tokens))
+    least_output = sampling.max_tokens or max(1, sampling.min_tokens)
     if isinstance(message, Generate) and message.prompt_token_ids is not None:
         least = num_bytes = len(message.prompt_token_ids)
     else:
         texts = [turn.content for turn in message.messages] if isinstance(message, Chat) else [message.prompt or ""]
         least = -(-sum(map(len, texts)) // max_token_bytes)
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    return least + least_output, most if sampling.max_tokens is None else num_bytes + least_output
+    most_in_all = most if sampling.max_tokens is None else num_bytes + sampling.n * least_output
+    return TokenBounds(least, least_output, most_in_all)
 
 
 def to_engine_request(
@@ -252,18 +260,19 @@ def to_engine_request(
     *,
     eos_token_ids: Sequence[int],
     cache_extras: tuple[tuple[str, str], ...],
-    quota_tokens: int | None = None,
+    most_output_tokens: int | None = None,
 ) -> Request:
     """The engine's form of a message that `check_message` let pass. Raises `PageddError` when it does not fit.
 
-    `quota_tokens` are the most that its caller may ever have, which bounds `max_tokens` where it is not given.
+    `most_output_tokens` are what its caller's quota lets each choice ever have, which bounds `max_tokens` where it is
+    not given.
     """
     prompt_field = "messages" if isinstance(message, Chat) else "prompt"
     if isinstance(message, Generate) and message.prompt_token_ids is not None:
         prompt_field = "prompt_token_ids"
     if not prompt_token_ids:
         raise PageddError("empty_prompt", "the prompt has no token; give at least one", field=prompt_field)
-    max_tokens = _fitting_max_tokens(message, len(prompt_token_ids), engine, prompt_field, quota_tokens)
+    max_tokens = _fitting_max_tokens(message, len(prompt_token_ids), engine, prompt_field, most_output_tokens)
     # Length first: a long list is not walked only to be refused afterwards.
     check_vocabulary(prompt_field, prompt_token_ids, engine.vocab_size)
     sampling = message.sampling
@@ -322,7 +331,7 @@ def _check_prompt(message: Generate) -> None:
 
 
 def _fitting_max_tokens(
-    message: Generate | Chat, num_prompt_tokens: int, engine: EngineInfo, prompt_field: str, quota_tokens: int | None
+    message: Generate | Chat, num_prompt_tokens: int, engine: EngineInfo, prompt_field: str, most: int | None
 ) -> int:
     """`max_tokens` as asked, or what its absence means. Raises when prompt and output together do not fit."""
     room = min(engine.max_model_len, engine.max_request_tokens) - num_prompt_tokens
@@ -334,8 +343,8 @@ def _fitting_max_tokens(
     if asked is not None:
         return asked
     wanted = room if isinstance(message, Chat) else max(DEFAULT_MAX_TOKENS, message.sampling.min_tokens)
-    if quota_tokens is not None:
-        wanted = max(needed, min(wanted, (quota_tokens - num_prompt_tokens) // message.sampling.n))
+    if most is not None:
+        wanted = max(needed, min(wanted, most))
     return min(wanted, room)
 
 

@@ -24,6 +24,8 @@ WAITING_BAR = 0.5
 # On a CPU a step of 8 sequences takes 1.4 times as long as of one, one of 32 then 2.8 times as long as of 8
 # (bench/results/step-2-cores.json): beyond this, each sequence costs what it brings.
 CPU_FULL_SEATS = 16
+# The same of the tokens of prompts; beyond this a longer step computes no more of them in a second.
+CPU_FULL_TOKENS = 64
 # Far from 1, because a seat is empty from the step that ends a sequence to the end of the next step.
 FULL_SEATS = 0.6
 REPEATED_BAR = 0.25
@@ -39,7 +41,7 @@ class Window:
     Attributes:
         busy_s: of work that the averages are over.
         fragmentation: 1 − live tokens / slots of used blocks.
-        waiting_ratio: share of the time in which requests waited for a seat or blocks.
+        waiting_ratio: share of the time in which requests waited for a seat or blocks, and not for a pace to be kept.
         kv_usage_waiting, occupancy_waiting: used blocks, and seats taken, while they did.
         recomputed_ratio: tokens computed again after a preemption, over all that were computed.
         num_prompts: in the window, with no salt of their own.
@@ -117,10 +119,14 @@ def idle_blocks(window: Window) -> Advice | None:
         f"requests waited {percent(window.waiting_ratio)} % of the time with {percent(usage)} % of blocks "
         f"and {percent(window.occupancy_waiting)} % of {window.max_num_seqs} seats in use"
     )
-    if window.occupancy_waiting >= FULL_SEATS and window.is_cpu and window.max_num_seqs >= CPU_FULL_SEATS:
+    has_full_seats = window.occupancy_waiting >= FULL_SEATS
+    limit, enough = (
+        (window.max_num_seqs, CPU_FULL_SEATS) if has_full_seats else (window.max_num_batched_tokens, CPU_FULL_TOKENS)
+    )
+    if window.is_cpu and limit >= enough:
         change = "no setting: the cores are busy; smaller weights, fewer requests ([quota], docs/quotas.md), or a GPU"
-        gain = "more seats would only make each answer slower"
-    elif window.occupancy_waiting >= FULL_SEATS:
+        gain = f"more {'seats' if has_full_seats else 'tokens a step'} would only make each answer slower"
+    elif has_full_seats:
         factor = min(IDLE_KV_BAR / max(usage, 0.01), 4.0)
         seats = max(window.max_num_seqs + 1, int(window.max_num_seqs * factor))
         change = f"--max-num-seqs {seats}"

@@ -21,6 +21,7 @@ EXIT_STATUSES = MODEL_STATUSES | {
     "invalid_setting": os.EX_CONFIG,
     "poor_kv_quality": os.EX_CONFIG,
     "no_kv_memory": os.EX_OSERR,
+    "no_host_memory": os.EX_OSERR,
     "out_of_memory": os.EX_OSERR,
 }
 

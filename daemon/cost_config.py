@@ -14,7 +14,7 @@ class CostConfig:
     box_price: float | None = setting(
         None, "Price of the box; its share is in the cost of a token.", minimum=0, maximum=_MAX_PRICE, none="unknown"
     )
-    box_life_years: float = setting(4.0, "Years over which the box is paid for.", above=0, maximum=100)
+    box_life_years: float = setting(4.0, "Years over which the box is paid for.", minimum=0.01, maximum=100)
     kwh_price: float | None = setting(
         None, "Price of a kWh, in the same currency.", minimum=0, maximum=_MAX_PRICE, none="unknown"
     )

@@ -7,15 +7,17 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+from pagedd.daemon.wall_clock import utc_now
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
 MAX_KEPT = 20
+_REPORTS = "engine-*-*.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +67,26 @@ class CrashReports:
 
     def keep(self, crash: Crash) -> Path | None:
         """Where it is; None when it could not be written."""
-        when = datetime.now(UTC)
-        path = self._folder / f"engine-{when:%Y%m%dT%H%M%S.%f}Z.txt"
+        when = utc_now()
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Numbered, because the newest of all has the oldest time after a clock was set back.
+            last = max(map(_number, self._folder.glob(_REPORTS)), default=0)
+            path = self._folder / f"engine-{last + 1:06d}-{when:%Y%m%dT%H%M%S}Z.txt"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(crash.text(when))
-            for old in sorted(self._folder.glob("engine-*.txt"))[:-MAX_KEPT]:
+            for old in sorted(self._folder.glob(_REPORTS), key=_number)[:-MAX_KEPT]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             log.warning("no crash report could be kept in %s: %s", self._folder, error)
             return None
         log.error("a crash report is in %s", path)
         return path
+
+
+def _number(report: Path) -> int:
+    return int(report.name.split("-")[1])
 
 
 def state_directory(environ: Mapping[str, str] = os.environ) -> Path:

@@ -1,7 +1,7 @@
 """Whether the engine has the device, and with which model: sleep and wake, others who need it, another model.
 
 Owns the order of these: what runs may end first, then the engine process goes, and nothing of it is done by halves when
-whoever asked goes away. `engine_host.py` ends and starts processes; what happens to the requests is `service.py`'s.
+whoever asked goes away. `engine_lives.py` ends and starts processes; what happens to the requests is `service.py`'s.
 """
 
 import asyncio

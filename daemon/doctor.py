@@ -31,6 +31,7 @@ class Sample:
     num_preemptions: int
     top_caller: str
     top_caller_tokens: int
+    is_paced: bool
 
 
 class Doctor:
@@ -38,11 +39,15 @@ class Doctor:
 
     Args:
         clock: seconds, monotonic; replaceable so that tests decide what time it is.
+
+    Attributes:
+        is_paced: the engine computes slowly because it has been told to, so that requests wait whatever is changed.
     """
 
     def __init__(
         self, accounts: Accounts, *, caches_prefixes: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.is_paced = False
         self._accounts = accounts
         self._caches_prefixes = caches_prefixes
         self._clock = clock
@@ -73,7 +78,9 @@ class Doctor:
         if len(self._samples) == MAX_SAMPLES:
             self._forget_oldest()
         caller, num_tokens = self._top_caller()
-        self._samples.append(Sample(now_s, stats, self._prefixes_now(), self._num_preemptions, caller, num_tokens))
+        self._samples.append(
+            Sample(now_s, stats, self._prefixes_now(), self._num_preemptions, caller, num_tokens, self.is_paced)
+        )
 
     def advice(self, info: EngineInfo | None) -> list[Advice]:
         """What should be changed now, most worth first."""
@@ -86,7 +93,7 @@ class Doctor:
 
     def window(self, info: EngineInfo) -> Window:
         samples = list(self._samples)
-        waiting = [sample for sample in samples if sample.stats.num_requests_wanting_room]
+        waiting = [sample for sample in samples if sample.stats.num_requests_wanting_room and not sample.is_paced]
         used = [sample.stats for sample in samples if sample.stats.num_blocks_used]
         beside = [sample for sample in samples if sample.top_caller]
         top = Counter(sample.top_caller for sample in beside).most_common(1)

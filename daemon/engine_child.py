@@ -1,6 +1,6 @@
 """One engine process, from its start to its end: the socket to it, and the watch over its silence.
 
-`engine_host.py` starts one after another, hears what each says and decides what follows. Owns how a process is ended,
+`engine_lives.py` starts one after another, hears what each says and decides what follows. Owns how a process is ended,
 kindly or not, and how it ended in words. How long is too long is `engine_watch.py`'s. One event loop. No torch.
 """
 

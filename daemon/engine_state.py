@@ -7,7 +7,7 @@ from pagedd.client.percent import percent
 
 
 class EngineState(Enum):
-    """Changed only by `engine_host.EngineHost`."""
+    """Changed only by `engine_lives.EngineLives`."""
 
     STARTING = "starting"  # nothing loads yet: the model is being fetched or the process comes up
     LOADING = "loading"

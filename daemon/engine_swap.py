@@ -1,7 +1,7 @@
 """Other settings for the engine in place of those before, and back where their engine cannot load.
 
 Owns the order: whoever serves texts changes over while there is no engine, so that none computes what was tokenized for
-another model. When processes end and start is `engine_host.py`'s.
+another model. When processes end and start is `engine_lives.py`'s.
 """
 
 from collections.abc import Callable

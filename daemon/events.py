@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pagedd.client.errors import ERROR_KINDS
 from pagedd.client.stats_frame import Event
 from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.wall_clock import unix_s
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Preemption
 
@@ -47,11 +48,15 @@ class EventLog:
     """The newest events. One event loop adds and reads.
 
     Args:
-        clock: Unix time in s; replaceable so that tests decide what time it is.
+        clock: seconds, monotonic; replaceable so that tests decide what time it is.
+        to_unix_s: what an event shows for a time of `clock`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, to_unix_s: Callable[[float], float] = unix_s
+    ) -> None:
         self._clock = clock
+        self._to_unix_s = to_unix_s
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._seq = 0
         self._evictions_seen = 0
@@ -71,7 +76,7 @@ class EventLog:
         known = ERROR_KINDS.get(code)
         meaning = message if code in _TELLING or known is None else known.meaning
         reason, now_s = f"{code} ({field}): {meaning}" if field else f"{code}: {meaning}", self._clock()
-        if not 0 <= now_s - self._refused_s.get((code, field), -math.inf) < _REPEAT_S:
+        if now_s - self._refused_s.get((code, field), -math.inf) >= _REPEAT_S:
             self._refused_s[code, field] = now_s
             self.add("refusal", reason, request_id)
 
@@ -123,8 +128,9 @@ class EventLog:
             burst.last_s, "eviction", f"{blocks} taken for new tokens within {burst.last_s - burst.first_s:.1f} s"
         )
 
-    def _add(self, time_s: float, kind: str, reason: str, request_id: str = "") -> None:
+    def _add(self, at_s: float, kind: str, reason: str, request_id: str = "") -> None:
         self._seq += 1
+        time_s = self._to_unix_s(at_s)
         self._events.append(Event(seq=self._seq, time_s=time_s, kind=kind, reason=reason, request_id=request_id))
 
 

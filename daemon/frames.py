@@ -17,6 +17,7 @@ from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.events import EVENTS_KEPT
 from pagedd.daemon.telemetry import Reading
+from pagedd.daemon.wall_clock import unix_s
 from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.stats import EngineSnapshot, EngineStats, SequenceSnapshot
 
@@ -62,7 +63,7 @@ class Frames:
         self._num_made += 1
         return StatsFrame(
             version=VERSION,
-            time_s=time.time(),
+            time_s=unix_s(),
             uptime_s=time.monotonic() - service.started_s,
             state=service.state,
             detail=detail,

@@ -67,6 +67,17 @@ class GpuMeter:
             others=list(_others(self._processes(nvml, handle), engine_pid, total)),
         )
 
+    def bytes_of(self, pid: int) -> float | None:
+        """What a process holds here, its context and graphs included; None when its pid is another one to the driver,
+        as in a container.
+        """
+        nvml, handle = self._nvml, self._open()
+        if nvml is None or handle is None:
+            return None
+        processes = (process for process in self._processes(nvml, handle) if getattr(process, "pid", None) == pid)
+        held = (number(getattr(process, "usedGpuMemory", None)) for process in processes)
+        return max((num_bytes for num_bytes in held if num_bytes is not None), default=None)
+
     def energy_joules(self) -> float | None:
         """What the card has used since its driver was loaded."""
         nvml, handle = self._nvml, self._open()

@@ -18,11 +18,11 @@ from aiohttp import web
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import MAX_MESSAGE_BYTES
 from pagedd.daemon.activation import Inherited
 from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.http_body import BodyReader
 from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
 from pagedd.daemon.http_generate import generate
 from pagedd.daemon.http_routes import ROUTES
@@ -66,7 +66,8 @@ MAX_HEADER_BYTES = 8192
 _BACKLOG = 512
 # About as many milliseconds: what a refusal costs.
 _MAX_STARTS_A_TURN = 8
-_BODY_TIMEOUT_S = 60.0
+# Without a request, or with half of its head. As many as web servers usually give.
+_IDLE_CONNECTION_S = 75.0
 # After `Service.close` every answer is complete; what a client has not read by then is cut.
 _SHUTDOWN_S = 2.0
 
@@ -89,6 +90,7 @@ class HttpApi:
         self._listeners: list[asyncio.Server] = []
         self._connections = ConnectionCount(max_connections())
         self._turnstile = Turnstile(_MAX_STARTS_A_TURN)
+        self._bodies = BodyReader()
 
     async def start(self) -> None:
         """Binds and serves.
@@ -126,7 +128,7 @@ class HttpApi:
 
     async def _serve(self, door: Door, listener: socket.socket) -> None:
         runner = web.AppRunner(
-            _application(self._service, door, self._turnstile),
+            _application(self._service, door, self._turnstile, self._bodies),
             handler_cancellation=True,
             handle_signals=False,
             shutdown_timeout=_SHUTDOWN_S,
@@ -145,6 +147,7 @@ class HttpApi:
                 access_log=None,
                 max_line_size=MAX_HEADER_BYTES,
                 max_field_size=MAX_HEADER_BYTES,
+                keepalive_timeout=_IDLE_CONNECTION_S,
             )
 
         loop = asyncio.get_running_loop()
@@ -172,9 +175,9 @@ class HttpApi:
         raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
 
 
-def _application(service: Service, door: Door, turnstile: Turnstile) -> web.Application:
-    handlers = _Handlers(service)
-    application = web.Application(middlewares=[_gate(service, door, turnstile)], client_max_size=MAX_MESSAGE_BYTES)
+def _application(service: Service, door: Door, turnstile: Turnstile, bodies: BodyReader) -> web.Application:
+    handlers = _Handlers(service, bodies)
+    application = web.Application(middlewares=[_gate(service, door, turnstile)])
     for route in ROUTES:
         application.router.add_route(route.method, route.path, getattr(handlers, route.handler))
     return application
@@ -192,8 +195,6 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
             return await handler(request)
         except PageddError as error:
             return _error(service, error)
-        except web.HTTPRequestEntityTooLarge:
-            return _error(service, PageddError("message_too_large", f"the body has over {MAX_MESSAGE_BYTES} bytes"))
         except web.HTTPMethodNotAllowed as refusal:
             methods = sorted(refusal.allowed_methods)
             said = f"{request.method[:32]} {request.path[:256]}: that path takes {' or '.join(methods)}"
@@ -237,8 +238,9 @@ def error_response(error: PageddError, retry_after_s: int) -> web.Response:
 class _Handlers:
     """One method a route."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service = service
+        self._bodies = bodies
         self._ignored = IgnoredFields()
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -258,13 +260,15 @@ class _Handlers:
         return _json(card)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = await _body(request)
-        token_ids = await self._service.tokenize(tokenize_request(body))
+        body = await self._bodies.read(request)
+        message = tokenize_request(body)
         self._ignored.note(body, TokenizeBody.__struct_fields__)
-        return _json(TokenizeAnswer(token_ids, len(token_ids), self._max_model_len()))
+        del body
+        token_ids = await self._service.tokenize(message)
+        return _json(TokenizeAnswer(token_ids, len(token_ids), self._service.max_request_tokens))
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await self._bodies.read(request)
         text = self._service.detokenize(detokenize_request(body))
         self._ignored.note(body, DetokenizeBody.__struct_fields__)
         return _json(DetokenizeAnswer(text))
@@ -293,7 +297,7 @@ class _Handlers:
 
     async def load(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        body = load_request(await _body(request))
+        body = load_request(await self._bodies.read(request))
         await self._service.device.load_model(body.model, body.served_name, request[_CALLER])
         return _json(LoadAnswer("serving", self._service.served_model().name))
 
@@ -305,13 +309,16 @@ class _Handlers:
     async def _generate(
         self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str, schema: type[CommonBody]
     ) -> web.StreamResponse:
-        body = await _body(request)
+        body = await self._bodies.read(request)
         try:
             asked = parse(body)
         except PageddError as error:
             self._service.note_failure(error)
             raise
         self._ignored.note(body, schema.__struct_fields__)
+        del body  # a stream may take minutes
+        for message in asked.messages:
+            message.traceparent, message.tracestate = _trace_headers(request)
         return await generate(self._service, request, request[_CALLER], asked, kind)
 
     def _card(self) -> ModelCard:
@@ -320,31 +327,20 @@ class _Handlers:
             object="model",
             created=self._service.started_unix_s,
             owned_by="pagedd",
-            max_model_len=self._max_model_len(),
+            max_model_len=self._service.max_request_tokens,
         )
 
-    def _max_model_len(self) -> int:
-        info = self._service.host.info
-        return info.max_request_tokens if info is not None else self._service.served_model().prepared.context_length
+
+def _trace_headers(request: web.Request) -> tuple[str | None, str | None]:
+    """W3C's two: the first, of which there may be but one, and the lines of the second in one."""
+    parents, states = (request.headers.getall(name, []) for name in ("traceparent", "tracestate"))
+    return parents[0] if len(parents) == 1 else None, ",".join(states) or None
 
 
 def _check_admin(request: web.Request) -> None:
     caller = request[_CALLER]
     if not caller.is_admin:
         raise PageddError("forbidden", f"{caller.name} is neither root nor the daemon's own user nor an admin key")
-
-
-async def _body(request: web.Request) -> bytes:
-    """Raises `PageddError("malformed_message")` for a body that breaks off, and for one that does not arrive."""
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            return await request.read()
-    except web.RequestPayloadError as error:
-        why = str(error).partition("\n")[0]
-        raise PageddError("malformed_message", f"the body cannot be read: {why}") from error
-    except TimeoutError as error:
-        # Also after a wrong chunk, of which aiohttp tells the next request only.
-        raise PageddError("malformed_message", f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from error
 
 
 def _json(content: Any) -> web.Response:

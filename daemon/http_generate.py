@@ -6,7 +6,6 @@ like is `openai_schema.py`'s and `openai_responses.py`'s.
 
 import asyncio
 import logging
-import time
 
 from aiohttp import web
 
@@ -18,6 +17,7 @@ from pagedd.daemon.openai_responses import DONE_EVENT, AnswerWriter, event
 from pagedd.daemon.openai_schema import OpenAIRequest
 from pagedd.daemon.request_stream import RequestStream
 from pagedd.daemon.service import Service
+from pagedd.daemon.wall_clock import unix_s
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class _Run:
         return AnswerWriter(
             kind=self._kind,
             answer_id=f"{prefix}-{self._ids[0]}",
-            created=int(time.time()),
+            created=int(unix_s()),
             model=model.name,
             n=self._request.messages[0].sampling.n,
             include_usage=self._request.include_usage,

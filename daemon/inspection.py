@@ -10,12 +10,11 @@ import secrets
 from hashlib import blake2b
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import (
+from pagedd.client.protocol import Chat, Generate
+from pagedd.client.questions import (
     BlockDetail,
-    Chat,
     Evicted,
     EvictPrefix,
-    Generate,
     GetBlock,
     GetPrefixes,
     GetPreviews,

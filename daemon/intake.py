@@ -175,7 +175,9 @@ class Intake:
             entry.request.request_id,
             token_ids,
             info,
-            quota_tokens=self._metering.most_tokens(entry.meter, entry.message.sampling.n, info),
+            most_output_tokens=self._metering.most_output_tokens(
+                entry.meter, len(token_ids), entry.message.sampling.n, info
+            ),
             eos_token_ids=model.prepared.eos_token_ids,
             cache_extras=extras,
         )

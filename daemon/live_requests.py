@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, DaemonMessage, Failed, Generate
@@ -38,6 +39,7 @@ class LiveEntry:
         digest: once it is admitted, what stands for it in crash reports and, with its caller, in `poison.py`.
         prompt_token_ids: once it is admitted, where the request log wants them.
         failure: the code of its `Failed`, once it has heard one.
+        trace_context: of the caller's span, where requests are traced; `tracing.py` knows what is in it.
     """
 
     request: LiveRequest
@@ -49,6 +51,7 @@ class LiveEntry:
     digest: bytes = b""
     prompt_token_ids: list[int] | None = None
     failure: str | None = None
+    trace_context: Any = None
 
     @property
     def suspect(self) -> poison.Suspect:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from pagedd.client.protocol import Chat, Generate, UsageReport
+from pagedd.client.protocol import Chat, Generate
+from pagedd.client.questions import UsageReport
 from pagedd.client.usage import CallerUsage
 from pagedd.daemon.accounts import Account, Accounts
 from pagedd.daemon.admission import token_bounds
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.cost import CostMeter
-from pagedd.daemon.quota import Hold, QuotaRefusal
+from pagedd.daemon.quota import Hold, QuotaRefusal, least_need_of, need_of
 from pagedd.daemon.quota_config import QuotaConfig
 from pagedd.daemon.telemetry import Figures
 from pagedd.engine.info import EngineInfo
@@ -72,19 +73,23 @@ class Metering:
         """
         account, pool_tokens = asked[0][0].account, _pool_tokens(info)
         allowance = account.allowance
-        most = allowance.most_tokens(pool_tokens, info.block_size) or pool_tokens
+        most = allowance.most_tokens(pool_tokens) or pool_tokens
         bounds = [token_bounds(message, max_token_bytes, most) for _, message in asked]
         holds = [
-            (meter.hold, message.sampling.n, least) for (meter, message), (least, _) in zip(asked, bounds, strict=True)
+            (meter.hold, least_need_of(prompt, message.sampling.n, output, info.block_size))
+            for (meter, message), (prompt, output, _) in zip(asked, bounds, strict=True)
         ]
         with _counting_refusals(account):
             for _, message in asked:
                 allowance.check_priority(message.priority)
-            allowance.hold(holds, pool_tokens, info.block_size, most_tokens=sum(most for _, most in bounds))
+            allowance.hold(holds, pool_tokens, most_tokens=sum(each.most for each in bounds))
 
-    def most_tokens(self, meter: Meter, num_choices: int, info: EngineInfo) -> int | None:
-        """The most tokens, prompt and output of all choices, that the caller's quota ever lets one request have."""
-        return meter.account.allowance.most_tokens(_pool_tokens(info), info.block_size, num_choices)
+    def most_output_tokens(
+        self, meter: Meter, num_prompt_tokens: int, num_choices: int, info: EngineInfo
+    ) -> int | None:
+        """The most that the caller's quota ever lets each choice behind that prompt have."""
+        allowance = meter.account.allowance
+        return allowance.most_output_tokens(num_prompt_tokens, num_choices, _pool_tokens(info), info.block_size)
 
     def admit(self, asked: Sequence[tuple[Meter, Request]], info: EngineInfo) -> list[Request]:
         """Holds what each prompt of one request may need, all or none, and gives each its turn.
@@ -94,14 +99,18 @@ class Metering:
         if not asked:
             return []
         account = asked[0][0].account
-        needs = [(meter.hold, request.params.n, _most_tokens_of(request)) for meter, request in asked]
+        needs = [
+            need_of(len(request.prompt_token_ids), request.params.n, request.params.max_tokens, info.block_size)
+            for _, request in asked
+        ]
         with _counting_refusals(account):
-            account.allowance.hold(needs, _pool_tokens(info), info.block_size)
+            holds = [(meter.hold, need) for (meter, _), need in zip(asked, needs, strict=True)]
+            account.allowance.hold(holds, _pool_tokens(info))
         account.num_requests += len(asked)
         admitted = []
-        for meter, request in asked:
+        for (meter, request), need in zip(asked, needs, strict=True):
             meter.num_prompt_tokens = len(request.prompt_token_ids)
-            meter.turn = request.priority, _most_tokens_of(request)
+            meter.turn = request.priority, need.num_tokens
             admitted.append(replace(request, priority=self._take_turn(account, *meter.turn)))
         return admitted
 
@@ -195,7 +204,3 @@ def _counting_refusals(account: Account) -> Iterator[None]:
 
 def _pool_tokens(info: EngineInfo) -> int:
     return info.num_blocks * info.block_size
-
-
-def _most_tokens_of(request: Request) -> int:
-    return len(request.prompt_token_ids) + request.params.n * request.params.max_tokens

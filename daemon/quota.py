@@ -8,6 +8,7 @@ at once. Owns the arithmetic and its refusals. Who the callers are is `accounts.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.quota_config import QuotaLimits
@@ -39,6 +40,29 @@ class TokenBucket:
     def seconds_until(self, num_tokens: float) -> float:
         """How long until so many may be taken, if nobody takes any before; at most `capacity` can ever be."""
         return max(0.0, (num_tokens - self.level) * 60 / self.capacity)
+
+
+class Need(NamedTuple):
+    """What a request may come to need. `num_kv_tokens` is what its tokens take of the pool, in whole blocks."""
+
+    num_choices: int
+    num_tokens: int
+    num_kv_tokens: int
+
+
+def need_of(num_prompt_tokens: int, num_choices: int, num_output_tokens: int, block_size: int) -> Need:
+    """`num_output_tokens` are those of one choice. Choices share the prompt's full blocks; its tail each one copies."""
+    num_shared = num_prompt_tokens // block_size
+    num_own = -(-(num_prompt_tokens + num_output_tokens) // block_size) - num_shared
+    num_tokens = num_prompt_tokens + num_choices * num_output_tokens
+    return Need(num_choices, num_tokens, (num_shared + num_choices * num_own) * block_size)
+
+
+def least_need_of(num_prompt_tokens: int, num_choices: int, num_output_tokens: int, block_size: int) -> Need:
+    """No more than `need_of` will say of a prompt that may turn out longer: one that ends with a block needs least."""
+    num_tokens = num_prompt_tokens + num_choices * num_output_tokens
+    num_blocks = num_prompt_tokens // block_size + num_choices * -(-num_output_tokens // block_size)
+    return Need(num_choices, num_tokens, max(num_blocks, -(-num_tokens // block_size)) * block_size)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,39 +119,42 @@ class Allowance:
             share_left = 1.0 if last is None else last.level / last.capacity
             self._last_bucket = TokenBucket(per_minute, self._clock, share_left)
 
-    def most_tokens(self, pool_tokens: int, block_size: int, num_choices: int = 1) -> int | None:
+    def most_tokens(self, pool_tokens: int) -> int | None:
         """The most that one request may ever need, prompt and all output; None is no limit but the pool's own."""
-        kv_tokens = self._kv_tokens(pool_tokens)
-        if kv_tokens is not None:
-            each_choice = block_size * num_choices
-            kv_tokens = kv_tokens // each_choice * each_choice
-        return min((limit for limit in (self.limits.tokens_per_minute, kv_tokens) if limit is not None), default=None)
+        limits = self.limits.tokens_per_minute, self._kv_tokens(pool_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
 
-    def hold(
-        self,
-        asked: Sequence[tuple[Hold, int, int]],
-        pool_tokens: int,
-        block_size: int,
-        *,
-        most_tokens: int | None = None,
-    ) -> None:
-        """Lets each hold have its (choices, tokens), all or none; those that it has count towards them.
+    def most_output_tokens(
+        self, num_prompt_tokens: int, num_choices: int, pool_tokens: int, block_size: int
+    ) -> int | None:
+        """The most that each choice behind that prompt may ever have, 0 or less for none; None is no limit."""
+        limits = []
+        if self.limits.tokens_per_minute is not None:
+            limits.append((self.limits.tokens_per_minute - num_prompt_tokens) // num_choices)
+        if (kv_tokens := self._kv_tokens(pool_tokens)) is not None:
+            num_shared = num_prompt_tokens // block_size
+            num_own = (kv_tokens // block_size - num_shared) // num_choices
+            limits.append((num_shared + num_own) * block_size - num_prompt_tokens)
+        return min(limits, default=None)
+
+    def hold(self, asked: Sequence[tuple[Hold, Need]], pool_tokens: int, *, most_tokens: int | None = None) -> None:
+        """Lets each hold have what it needs, all or none; what it has counts towards that.
 
         `most_tokens` is what they may turn out to be when they are counted, so that nobody comes again too early.
         Raises `PageddError`: `over_quota` with the time after which there is room, `exceeds_quota` when there never is.
         """
-        num_choices = sum(choices for _, choices, _ in asked)
-        num_tokens = sum(tokens for _, _, tokens in asked)
-        kv_tokens = [_in_whole_blocks(choices, tokens, block_size) for _, choices, tokens in asked]
-        self._refuse_impossible(num_choices, num_tokens, sum(kv_tokens), pool_tokens, most_tokens)
-        new_choices = num_choices - sum(hold.num_choices for hold, _, _ in asked)
-        new_tokens = num_tokens - sum(hold.num_tokens for hold, _, _ in asked)
-        new_kv_tokens = sum(kv_tokens) - sum(hold.num_kv_tokens for hold, _, _ in asked)
-        self._refuse_excess_in_flight(new_choices, new_kv_tokens, sum(kv_tokens), pool_tokens)
+        num_choices, num_tokens, num_kv_tokens = (
+            sum(column) for column in zip(*(need for _, need in asked), strict=True)
+        )
+        self._refuse_impossible(num_choices, num_tokens, num_kv_tokens, pool_tokens, most_tokens)
+        new_choices = num_choices - sum(hold.num_choices for hold, _ in asked)
+        new_tokens = num_tokens - sum(hold.num_tokens for hold, _ in asked)
+        new_kv_tokens = num_kv_tokens - sum(hold.num_kv_tokens for hold, _ in asked)
+        self._refuse_excess_in_flight(new_choices, new_kv_tokens, num_kv_tokens, pool_tokens)
         self._refuse_excess_in_a_minute(new_tokens, num_tokens, most_tokens)
-        for (hold, choices, tokens), in_blocks in zip(asked, kv_tokens, strict=True):
-            self._take(hold, tokens - hold.num_tokens)
-            hold.num_choices, hold.num_tokens, hold.num_kv_tokens = choices, tokens, in_blocks
+        for hold, need in asked:
+            self._take(hold, need.num_tokens - hold.num_tokens)
+            hold.num_choices, hold.num_tokens, hold.num_kv_tokens = need
         self.num_choices += new_choices
         self.num_tokens += new_tokens
         self.num_kv_tokens += new_kv_tokens
@@ -204,12 +231,6 @@ class QuotaRefusal(PageddError):
     def __init__(self, code: str, message: str, *, limit: str, retry_after_s: float | None = None) -> None:
         super().__init__(code, message, retry_after_s=retry_after_s)
         self.limit = limit
-
-
-def _in_whole_blocks(num_choices: int, num_tokens: int, block_size: int) -> int:
-    """What the pool hands out for so many tokens, when each choice has its part of them."""
-    each_choice = block_size * max(1, num_choices)
-    return -(-num_tokens // each_choice) * each_choice
 
 
 def _over(limit: str, what: str, retry_after_s: float) -> QuotaRefusal:

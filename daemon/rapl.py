@@ -9,6 +9,7 @@ from pathlib import Path
 from pagedd.daemon.gpus import reading
 
 _FOLDER = Path("/sys/class/powercap")
+_MAX_PACKAGE_WATTS = 2000
 
 
 class Rapl:
@@ -28,16 +29,24 @@ class Rapl:
             return None, None
         now_s, used_uj = time.monotonic(), 0
         has_last = self._last_s > 0
+        elapsed_s, self._last_s = now_s - self._last_s, now_s
         for i, package in enumerate(self._packages):
             energy_uj, last_uj = _read(package / "energy_uj"), self._last[i]
-            if energy_uj is not None and last_uj is not None:
-                # The counter wraps within minutes under load.
-                wraps = energy_uj < last_uj
-                used_uj += energy_uj - last_uj + wraps * (_read(package / "max_energy_range_uj") or 0)
+            if energy_uj is None:
+                continue  # what was missed is in the next reading
+            if last_uj is not None:
+                used_uj += _used_uj(package, last_uj, energy_uj, elapsed_s)
             self._last[i] = energy_uj
         self._joules += used_uj / 1e6
-        elapsed_s, self._last_s = now_s - self._last_s, now_s
         return self._joules, used_uj / 1e6 / elapsed_s if has_last and elapsed_s > 0 else None
+
+
+def _used_uj(package: Path, last_uj: int, energy_uj: int, elapsed_s: float) -> int:
+    """The counter wraps within minutes under load. One that began anew, as after a suspend, tells nothing."""
+    if energy_uj >= last_uj:
+        return energy_uj - last_uj
+    used_uj = energy_uj - last_uj + (_read(package / "max_energy_range_uj") or 0)
+    return used_uj if 0 <= used_uj <= _MAX_PACKAGE_WATTS * 1e6 * max(1.0, elapsed_s) else 0
 
 
 def _read(file: Path) -> int | None:

@@ -6,13 +6,13 @@ nothing costs the log its lines and no request anything.
 
 import logging
 import os
-import time
 from pathlib import Path
 
 import msgspec
 
 from pagedd.client.request_log import LoggedRequest
 from pagedd.daemon.live_requests import LiveEntry
+from pagedd.daemon.wall_clock import unix_s
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,19 @@ class RequestLog:
         self._fd: int | None = None
         self._num_bytes = 0
         self._has_failed = False
+        self._last_arrival_s: float | None = None  # of the line before, by `time.monotonic`
 
     def ended(self, entry: LiveEntry) -> None:
         """A request is over; one without an answer is not logged. Raises nothing."""
         if entry.request.num_output_tokens > 0:
-            self.add(_logged(entry))
+            arrival_s, last_s = entry.times.arrival_s, self._last_arrival_s
+            if self.add(_logged(entry, None if last_s is None else arrival_s - last_s)):
+                self._last_arrival_s = arrival_s
 
-    def add(self, request: LoggedRequest) -> None:
-        """Raises nothing."""
+    def add(self, request: LoggedRequest) -> bool:
+        """False when it could not be written, or need not be. Raises nothing."""
         if self._path is None:
-            return
+            return False
         line = msgspec.json.encode(request) + b"\n"
         try:
             self._open(self._path, len(line))
@@ -53,6 +56,7 @@ class RequestLog:
             self.close()
         else:
             self._has_failed = False
+        return not self._has_failed
 
     def close(self) -> None:
         if self._fd is not None:
@@ -79,10 +83,11 @@ class RequestLog:
         self._num_bytes += written
 
 
-def _logged(entry: LiveEntry) -> LoggedRequest:
+def _logged(entry: LiveEntry, after_s: float | None) -> LoggedRequest:
     request = entry.request
     return LoggedRequest(
-        time_s=round(time.time() - (time.monotonic() - entry.times.arrival_s), 3),
+        time_s=round(unix_s(entry.times.arrival_s), 3),
+        after_s=None if after_s is None else round(after_s, 3),
         prompt_tokens=request.num_prompt_tokens,
         prompt_token_ids=entry.prompt_token_ids,
         output_tokens=-(-request.num_output_tokens // request.num_choices),

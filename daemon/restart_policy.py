@@ -1,6 +1,6 @@
 """When an engine that ended is followed by another, on which device, and when that is pointless.
 
-Owns the rules and their clock; `engine_host.py` starts processes by them. Before the first success somebody waits for
+Owns the rules and their clock; `engine_lives.py` starts processes by them. Before the first success somebody waits for
 an answer, so loading is given up after a few tries. Afterwards it must come back by itself, however long that takes.
 
 A device may be away for a while: its driver starts late, it is lost and comes back after a suspend, or others have its

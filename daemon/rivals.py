@@ -53,7 +53,8 @@ class Rivals:
         self._programs = programs
         self._clock = clock
         self._card: GpuMeter | None = None
-        self._engine_bytes = 0.0
+        self._engine_pid: int | None = None
+        self._engine_bytes = 0.0  # the most that the newest engine was seen to hold
         self._claim: str | None = None
         self._calm_from_s = 0.0
 
@@ -62,13 +63,13 @@ class Rivals:
         """Whether the settings name anything to look for."""
         return bool(self._names) or self._floor_bytes is not None
 
-    def claim(self, info: EngineInfo | None, state: EngineState) -> str | None:
+    def claim(self, info: EngineInfo | None, pid: int | None, state: EngineState) -> str | None:
         """Why the device should be left to others, in words; None when it need not.
 
-        `info` is the engine's, None while there is none; `state` is where it is in its life.
+        `info` and `pid` are the engine's, None while there is none; `state` is where it is in its life.
         """
         if info is not None and self._floor_bytes is not None:
-            self._know(info)
+            self._know(info, pid)
         claim, now_s = self._program() or self._memory(state), self._clock()
         if claim is not None:
             self._claim, self._calm_from_s = claim, now_s + CALM_S
@@ -76,14 +77,19 @@ class Rivals:
             self._claim = None
         return self._claim
 
-    def _know(self, info: EngineInfo) -> None:
+    def _know(self, info: EngineInfo, pid: int | None) -> None:
         index = cuda_index(info.device)
         if index is None:
             self._card = None
         elif self._card is None or self._card.index != index:
             self._nvml = self._nvml or self._load_nvml()
             self._card = GpuMeter(self._nvml, index)
-        self._engine_bytes = info.model_bytes + info.num_blocks * info.block_size * info.kv_bytes_per_token
+        if pid != self._engine_pid:
+            self._engine_pid, self._engine_bytes = pid, 0.0
+        # What it has on purpose. The driver, where it tells, counts CUDA's context, its graphs and activations as well.
+        kv_bytes = info.num_blocks * info.block_size * info.kv_bytes_per_token + info.kv_open_bytes
+        held = self._card.bytes_of(pid) if self._card is not None and pid is not None else None
+        self._engine_bytes = max(self._engine_bytes, info.model_bytes + kv_bytes, held or 0.0)
 
     def _program(self) -> str | None:
         if not self._names:

@@ -212,7 +212,7 @@ class Daemon:
         rivals = Rivals(self._config, load_nvml)
         while rivals.are_awaited:
             # In a thread, because drivers and a look at all processes take their time.
-            claim = await asyncio.to_thread(rivals.claim, self._host.info, self._host.state)
+            claim = await asyncio.to_thread(rivals.claim, self._host.info, self._host.pid, self._host.state)
             await self._service.device.yield_device("rivals", claim)
             await asyncio.sleep(_RIVALS_INTERVAL_S)
 
@@ -223,6 +223,7 @@ class Daemon:
             if speed != before:
                 before = speed
                 self._host.set_pace(speed.tokens_per_second)
+                self._service.doctor.is_paced = speed.tokens_per_second is not None
                 limit = speed.tokens_per_second
                 words = "as fast as it goes" if limit is None else f"{limit:g} tokens/s at most, {speed.reason}"
                 log.info("the engine computes %s", words)

@@ -34,6 +34,7 @@ from pagedd.daemon.requests import Broken, Cancelled, ClientGone, LiveRequest, P
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
 from pagedd.daemon.tracing import Tracing
+from pagedd.daemon.wall_clock import unix_s
 from pagedd.engine.freed_memory import return_freed_memory
 from pagedd.engine.request import Preemption, SequenceOutput
 
@@ -61,7 +62,7 @@ class Service:
         self.doctor = Doctor(self.metering.accounts, caches_prefixes=config.enable_prefix_caching, clock=clock)
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
-        self.started_unix_s = int(time.time())
+        self.started_unix_s = int(unix_s())
         self._config = config
         self._suspects = poison.Suspects()
         self._crash_reports = CrashReports(state_directory() / "crashes")
@@ -201,6 +202,14 @@ class Service:
 
     # Text
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the longest request that can be served, as far as that is known without an engine."""
+        if (info := self.host.info) is not None:
+            return info.max_request_tokens
+        context_length = self.served_model().prepared.context_length
+        return min(context_length, self._config.max_model_len or context_length)
+
     def served_model(self) -> ServedModel:
         """Raises `PageddError("engine_loading")` before the model's text side is ready."""
         if self.model is None:
@@ -277,7 +286,11 @@ class Service:
             stop=message.sampling.stop,
             min_tokens=message.sampling.min_tokens,
         )
-        return LiveEntry(request, message, caller, send, RequestTimes(now_s, {}), self.metering.open(caller))
+        entry = LiveEntry(request, message, caller, send, RequestTimes(now_s, {}), self.metering.open(caller))
+        if self._tracing is not None:
+            entry.trace_context = self._tracing.caller_context(message)
+        message.traceparent = message.tracestate = None  # of any length, and of no more use
+        return entry
 
     def _on_request_ended(self, entry: LiveEntry) -> None:
         self._request_log.ended(entry)

@@ -1,22 +1,30 @@
 """A trace for each request that got in, for OpenTelemetry: its wait, the computing of its prompt, its answer.
 
 Owns names and attributes, by the semantic conventions for generative AI
-(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/); no text is among them. Spans are made when a request
-has ended, of the times that the metrics have, and leave in a thread of the package's. Needs `pagedd[otel]`.
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/); no text is among them. A request's span is a child
+of its caller's, where that says which it is. Spans are made when a request has ended, of the times that the metrics
+have, and leave in a thread of the package's. Needs `pagedd[otel]`.
 """
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Chat
+from pagedd.client.protocol import Chat, Generate
 from pagedd.daemon.live_requests import LiveEntry
+from pagedd.daemon.wall_clock import unix_s
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
 
 # A collector that is away costs its spans, and at the daemon's end this long.
 _EXPORT_TIMEOUT_S = 2
+# What W3C has every implementation take at least of either header.
+_MAX_HEADER_CHARS = 512
+# They warn of what callers send, which is no business of the log.
+_TALKATIVE = ("opentelemetry.trace.propagation.tracecontext", "opentelemetry.trace.span")
 
 
 class Tracing:
@@ -36,6 +44,20 @@ class Tracing:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "pagedd"}), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("pagedd")
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+    def caller_context(self, message: Generate | Chat) -> "Context":
+        """Of the span that the caller says it is in; an empty one where it says nothing, or what is not well-formed.
+
+        A caller that does not sample its trace gets no span here either (https://www.w3.org/TR/trace-context/).
+        """
+        from opentelemetry.context import Context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        given = {"traceparent": message.traceparent, "tracestate": message.tracestate}
+        carrier = {name: value for name, value in given.items() if value and len(value) <= _MAX_HEADER_CHARS}
+        return TraceContextTextMapPropagator().extract(carrier, Context())
 
     def ended(self, entry: LiveEntry) -> None:
         """The trace of a request that has just ended."""
@@ -43,7 +65,7 @@ class Tracing:
 
         request, times = entry.request, entry.times
         now_s = time.monotonic()
-        to_unix_s = time.time() - now_s
+        to_unix_s = unix_s(now_s) - now_s  # read once, so that a clock that is set meanwhile tears no trace
 
         def unix_ns(monotonic_s: float) -> int:
             return int((monotonic_s + to_unix_s) * 1e9)
@@ -51,6 +73,7 @@ class Tracing:
         operation = "chat" if isinstance(entry.message, Chat) else "text_completion"
         root = self._tracer.start_span(
             f"{operation} {request.model}",
+            context=entry.trace_context,
             kind=SpanKind.SERVER,
             start_time=unix_ns(times.arrival_s),
             attributes=_attributes(entry, operation),
@@ -58,7 +81,7 @@ class Tracing:
         if entry.failure is not None:
             root.set_attribute("error.type", entry.failure)
             root.set_status(StatusCode.ERROR)
-        context = set_span_in_context(root)
+        context = set_span_in_context(root, entry.trace_context)
         # What has not begun has no span; what has begun ends with the request.
         begins = [("queue", times.arrival_s)]
         if times.queue_s is not None:

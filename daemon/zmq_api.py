@@ -21,15 +21,8 @@ from pagedd.client.protocol import (
     ClientMessage,
     DaemonMessage,
     Done,
-    EvictPrefix,
     Failed,
     Generate,
-    GetBlock,
-    GetPrefixes,
-    GetPreviews,
-    GetStats,
-    GetText,
-    GetUsage,
     Load,
     Ok,
     Ping,
@@ -40,6 +33,7 @@ from pagedd.client.protocol import (
     decode_client,
     encode,
 )
+from pagedd.client.questions import EvictPrefix, GetBlock, GetPrefixes, GetPreviews, GetStats, GetText, GetUsage
 from pagedd.daemon.activation import Inherited
 from pagedd.daemon.admission import Limit
 from pagedd.daemon.caller import Caller

@@ -21,16 +21,16 @@ from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.create_tiers import create_tiers
 from pagedd.engine.kv.open_pages import num_pages_for
+from pagedd.engine.kv.pool_check import choose_kv_form, refuse_impossible_pool
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.kv_quality_check import MAX_TOKENS, check_kv_quality, judge, reference_form
 from pagedd.engine.model.fingerprint import fingerprint
 from pagedd.engine.model.load import LoadedModel, check_current_device, device_name, load_model, num_physical_cores
 from pagedd.engine.runner import ModelRunner, drawn_together
-from pagedd.engine.sampler import MAX_VOCAB_SIZE, WORKING_BYTES_PER_LOGIT, Sampler
+from pagedd.engine.sampler import MAX_VOCAB_SIZE, Sampler, working_bytes_per_logit
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.warm_up import launch_everything, warm_up
-from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def create_runner(
     loaded = load(config, lambda share, what: progress(0.9 * share, what))
     device, model, backend = loaded.device, loaded.model, loaded.backend
     if model.own_kernels is None:
-        log.info("kernels: %s, because %s", backend.name, backend.reason)
+        log.info("the kernels are those of %s, because %s", backend.name, backend.reason)
     refuse_unfit(config, loaded.config.max_position, model.kv_forms)
     if loaded.config.vocab_size > MAX_VOCAB_SIZE:
         raise EngineError(
@@ -131,9 +131,8 @@ def create_runner(
     num_guesses = 0 if runs_ahead else config.num_speculative_tokens
     max_logits_rows = min(budget, config.max_num_seqs * (1 + num_guesses))
     reserve_bytes = model.activation_bytes(budget, max_logits_rows, max_model_len, kv_form)
-    reserve_bytes += (
-        drawn_together(max_logits_rows, config.max_num_seqs) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
-    )
+    num_logits = drawn_together(max_logits_rows, config.max_num_seqs) * loaded.config.vocab_size
+    reserve_bytes += num_logits * working_bytes_per_logit(sorts_logits=backend.sorts_logits)
     uses_graphs = backend.can_be_captured and model.can_be_captured and not config.enforce_eager
     if uses_graphs:
         reserve_bytes += graph_bytes(
@@ -167,10 +166,12 @@ def create_runner(
             max_model_len=max_model_len,
         )
     else:
+        refuse_impossible_pool(config.num_blocks, bytes_per_block, model.weight_bytes, device)
         pool = pool_of(config.num_blocks, bytes_per_block, config.block_size, max_model_len)
-    log.info("%s; %s, %d bytes a token", pool.describe(), kv_form.name, bytes_per_block // config.block_size)
+    log.info("%s; a token takes %d bytes as %s", pool.describe(), bytes_per_block // config.block_size, kv_form.name)
     if num_pages:
-        log.info("keys of blocks that are not full: %d pages in 16 bits, %.1f MiB", num_pages, open_bytes / 2**20)
+        size_mib = open_bytes / 2**20
+        log.info("keys of blocks that are not full lie in %d pages of 16 bits, %.1f MiB", num_pages, size_mib)
     num_blocks = pool.num_blocks + uses_graphs  # one that belongs to nobody
     storage = KVStorage(loaded.config, num_blocks, config.block_size, kv_form, device, num_pages=num_pages)
 
@@ -234,7 +235,7 @@ def _create_tiers(config: EngineConfig, runner: ModelRunner, info: EngineInfo) -
         try:
             identity["model"] = fingerprint(Path(config.model))
         except OSError as error:
-            log.warning("no KV blocks on the disk, because the weights cannot be told from others: %s", error)
+            log.warning("the disk keeps no KV blocks, because the weights cannot be told from others: %s", error)
             directory = None
     return create_tiers(
         runner.storage,
@@ -247,13 +248,6 @@ def _create_tiers(config: EngineConfig, runner: ModelRunner, info: EngineInfo) -
         # A chunk's blocks, and one that each decode begins.
         lookahead=info.max_num_batched_tokens // config.block_size + config.max_num_seqs,
     )
-
-
-def choose_kv_form(name: str, dtype: torch.dtype, head_dim: int, *, beside_quantized: bool) -> KVForm:
-    """`auto` is 8 bits beside quantized weights, which cost more accuracy than that, else the activations' `dtype`."""
-    if name != "auto":
-        return FORMS[name]
-    return FORMS["int8"] if beside_quantized and FORMS["int8"].fits(head_dim) else form_of(dtype)
 
 
 def is_run_ahead(async_scheduling: str, device: torch.device) -> bool:

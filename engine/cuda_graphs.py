@@ -84,7 +84,12 @@ class DecodeGraphs:
         # Largest first: the smaller ones find their memory in what it took.
         self._replays = {size: capture(partial(self._forward, size)) for size in reversed(self._sizes)}
         seconds = time.perf_counter() - started
-        log.info("CUDA graphs for 1 to %d decoding sequences: %d in %.1f s", largest, len(self._sizes), seconds)
+        log.info(
+            "%d CUDA graphs are ready after %.1f s, for up to %d sequences that decode",
+            len(self._sizes),
+            seconds,
+            largest,
+        )
 
     def can_run(self, batch: Batch) -> bool:
         """Whether every sequence of `batch` decodes and draws, and there are no more than the ladder holds."""

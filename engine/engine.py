@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 MAX_BARREN_STEPS = 3
 # Chunks are halved for want of memory down to this: a smaller one saves nothing worth having.
 LEAST_PIECE_TOKENS = 16
+# While all that is live waits for the disk, there may be something new for the caller of `step` to do.
+MAX_DISK_WAIT_S = 0.01
 INTEGRITY_CHECK_INTERVAL_S = 60.0
 # A picture stays small however many wait; the figures count them all.
 MAX_SEQUENCES_SHOWN = 512
@@ -79,10 +81,12 @@ class Engine:
         self._preemptions = []
         if not self._runner.runs_ahead:
             step = self._schedule()
-            return self._finish(step, lambda: self._runner.run(step)) if step.scheduled else []
-        if not self._launched:
+            if step.scheduled:
+                return self._finish(step, lambda: self._runner.run(step))
+        elif not self._launched:
             self._launch(self._schedule())
         if not self._launched:
+            self._scheduler.blocks.await_reads(MAX_DISK_WAIT_S)
             return []
         step, launched = self._launched.popleft()
         if not launched.has_failed and self._scheduler.can_run_ahead(step):

@@ -71,7 +71,7 @@ class SequenceOutput:
     def append(self, later: "SequenceOutput") -> None:
         """Takes in what the same step did next for the same choice."""
         self.token_ids += later.token_ids
-        if self.logprobs is not None and later.logprobs is not None:
-            self.logprobs += later.logprobs
+        if later.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *later.logprobs]
         self.finish_reason, self.stop_token_id = later.finish_reason, later.stop_token_id
         self.error_code, self.error_message = later.error_code, later.error_message

@@ -39,14 +39,21 @@ from pagedd.engine.sequence import Sequence
 from pagedd.engine.staging import to_device
 from pagedd.engine.step import Sampled
 from pagedd.kernels import ops
-from pagedd.kernels.ranking import best_first, rank_keys, token_ids
+from pagedd.kernels.ranking import best_first, best_tokens, rank_keys, token_ids
 
-# The most that `Sampler.sample` holds beside the logits it is given: 72 where every row has penalties, top_p and
-# log-probabilities, measured on a CPU.
-WORKING_BYTES_PER_LOGIT = 80
+# The most that `Sampler.draw` holds beside the logits it is given, where every row has penalties, top_p and
+# log-probabilities. With a `keep_best` that sorts 72, measured on a CPU; without 26, counted, when the best few are
+# ranked for log-probabilities, and 4 for the rows of forks, which `runner.py` copies.
+_BYTES_PER_LOGIT_SORTED = 80
+_BYTES_PER_LOGIT = 32
 
 _ONE = 1 << 40  # weight of the most likely token
 MAX_VOCAB_SIZE = (1 << 23) - 1  # so that the sum of a row's weights stays below 2⁶³
+
+
+def working_bytes_per_logit(*, sorts_logits: bool) -> int:
+    """Upper bound on what drawing holds beside its logits; `sorts_logits` is the backend's (`kernels/ops.py`)."""
+    return _BYTES_PER_LOGIT_SORTED if sorts_logits else _BYTES_PER_LOGIT
 
 
 class Sampler:
@@ -75,25 +82,29 @@ class Sampler:
         ahead = num_ahead or [0] * len(sequences)
         adjusted = self._changes.apply(logits, sequences, ahead, pending)
         # A broken row goes through what follows as garbage and is replaced at the end: no waiting for the device here.
-        is_sound = torch.isfinite(adjusted.amax(dim=1))
-        tokens = _choose(adjusted, sequences, ahead)
+        best = best_tokens(adjusted)
+        is_sound = adjusted.gather(1, best[:, None]).isfinite().flatten()
+        tokens = _choose(adjusted, best, sequences, ahead)
         return Draw(tokens, is_sound, _logprobs(logits, tokens, sequences))
 
 
-def _choose(logits: torch.Tensor, sequences: list[Sequence], ahead: list[int]) -> torch.Tensor:
-    """Steps 5 to 10 for every row: token ids, [num_rows] int64. Rows that need the same work are done together."""
+def _choose(logits: torch.Tensor, best: torch.Tensor, sequences: list[Sequence], ahead: list[int]) -> torch.Tensor:
+    """Steps 5 to 10 for every row: token ids, [num_rows] int64. Rows that need the same work are done together.
+
+    `best` has each row's best token, [num_rows] int64.
+    """
     vocab_size = logits.shape[1]
     rows_by_kind: dict[str, list[int]] = {}
     for row, sequence in enumerate(sequences):
         rows_by_kind.setdefault(_kind(sequence.request.params, vocab_size), []).append(row)
     if len(rows_by_kind) == 1:
-        return _choose_alike(next(iter(rows_by_kind)), logits, sequences, ahead)
+        return _choose_alike(next(iter(rows_by_kind)), logits, best, sequences, ahead)
     tokens = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
     kinds = rows_by_kind.items()
     places = to_device([np.array(rows, dtype=np.int64) for _, rows in kinds], logits.device)
     for (kind, rows), place in zip(kinds, places, strict=True):
-        alike = _choose_alike(kind, logits[place], [sequences[i] for i in rows], [ahead[i] for i in rows])
-        tokens[place] = alike
+        alike = [sequences[i] for i in rows]
+        tokens[place] = _choose_alike(kind, logits[place], best[place], alike, [ahead[i] for i in rows])
     return tokens
 
 
@@ -103,10 +114,12 @@ def _kind(params: SamplingParams, vocab_size: int) -> str:
     return "filtered" if 0 < params.top_k < vocab_size or params.top_p < 1 else "drawn"
 
 
-def _choose_alike(kind: str, logits: torch.Tensor, sequences: list[Sequence], ahead: list[int]) -> torch.Tensor:
+def _choose_alike(
+    kind: str, logits: torch.Tensor, best: torch.Tensor, sequences: list[Sequence], ahead: list[int]
+) -> torch.Tensor:
     """Steps 5 to 10 for rows of one kind."""
     if kind == "greedy":
-        return logits.argmax(dim=1)  # torch promises the first of equal maxima
+        return best
     params = [sequence.request.params for sequence in sequences]
     vocab_size = logits.shape[1]
     draws = uniforms(

@@ -299,7 +299,7 @@ class Scheduler:
                 list(islice(draws, item.num_draws))
                 continue
             if item.draft_token_ids:
-                outputs.append(self._verify(item, list(islice(draws, item.num_draws))))
+                outputs.append(self._take_verified(item, list(islice(draws, item.num_draws))))
                 self.blocks.close_full_blocks(sequence, item.start)
                 continue
             end = item.start + item.num_scheduled_tokens
@@ -322,32 +322,21 @@ class Scheduler:
         self.blocks.step_finished(step.number)
         return outputs
 
-    def _verify(self, item: ScheduledSequence, draws: list[Sampled]) -> SequenceOutput:
-        """Takes drawn tokens as long as the guess before each was what had been drawn."""
-        sequence, draft = item.sequence, item.draft_token_ids
-        if draws[0].error_code is not None:
-            return self._retry_alone(sequence)
-        sequence.num_computed_tokens = item.start + 1
-        self.blocks.index_full_blocks(sequence)
-        output = self._take_token(sequence, draws[0])
-        num_accepted = 0
-        while output.finish_reason is None and num_accepted < len(draft):
-            if sequence.token_ids[-1] != draft[num_accepted] or draws[num_accepted + 1].error_code is not None:
-                break
-            # The guess was right: its KV is written, and the next draw was made from the right row.
-            num_accepted += 1
+    def _take_verified(self, item: ScheduledSequence, draws: list[Sampled]) -> SequenceOutput:
+        """Takes what was drawn behind the token of `item` and behind its guesses, as far as those were right."""
+        sequence, num_drafted = item.sequence, len(item.draft_token_ids)
+        verified = self._lookup.verify(sequence, item.draft_token_ids, draws)
+        output, num_taken = self._output(sequence, [], None), 0
+        while num_taken < len(verified) and output.finish_reason is None:
             sequence.num_computed_tokens += 1
             self.blocks.index_full_blocks(sequence)
-            output.append(self._take_token(sequence, draws[num_accepted]))
-        self._lookup.learn(sequence, len(draft), num_accepted)
-        self.counters.drafted_tokens += len(draft)
-        self.counters.accepted_tokens += num_accepted
+            output.append(self._take_token(sequence, verified[num_taken]))
+            num_taken += 1
+        if verified:
+            self._lookup.learn(sequence, num_drafted, num_taken - 1)
+            self.counters.drafted_tokens += num_drafted
+            self.counters.accepted_tokens += num_taken - 1
         return output
-
-    def _retry_alone(self, sequence: Sequence) -> SequenceOutput:
-        """Nothing is taken of a step in which a guess may be what broke the logits; the next one has no guess."""
-        self._lookup.stop(sequence)
-        return self._output(sequence, [], None)
 
     def fail(self, sequence: Sequence, code: str, message: str) -> SequenceOutput:
         """Ends one sequence with an error, its unforked siblings after it go on by themselves."""
@@ -378,7 +367,7 @@ class Scheduler:
             token_ids.pop()
         token_ids.append(draw.token_id)
         self.counters.generation_tokens += 1
-        output = self._output(sequence, [draw.token_id], self._finish_reason(sequence, draw.token_id))
+        output = self._output(sequence, [draw.token_id], sequence.reason_to_finish)
         if sequence.first_token_s is None and sequence.started_s is not None:
             sequence.first_token_s = self._clock()
             output.queue_s = sequence.started_s - sequence.arrival_s
@@ -389,13 +378,6 @@ class Scheduler:
         if output.finish_reason is not None:
             self._finish(sequence)
         return output
-
-    @staticmethod
-    def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
-        params, num_output_tokens = sequence.request.params, len(sequence.token_ids) - sequence.num_prompt_tokens
-        if token_id in params.stop_token_ids and num_output_tokens > params.min_tokens:
-            return "stop"
-        return "length" if num_output_tokens >= params.max_tokens else None
 
     @staticmethod
     def _output(sequence: Sequence, token_ids: list[int], finish_reason: FinishReason | None) -> SequenceOutput:

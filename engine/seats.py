@@ -104,17 +104,24 @@ class Seats:
         self.wants_blocks_back = False
         self._owed_blocks = None
         self._admitted.clear()
+        if self._blocks.reads:
+            for sequence in self._blocks.take_reads():
+                self._note_start(sequence)
         self._wake()
 
     def most_urgent_waiting(self) -> Sequence | None:
         return self._waiting.peek()
 
     def decoding_and_prefilling(self) -> tuple[list[Sequence], deque[Sequence]]:
-        """Running sequences that decode, and those that prefill, most urgent first; not those certain to end."""
+        """Running sequences that decode, and those that prefill, most urgent first.
+
+        Not those certain to end, nor those that wait for the disk.
+        """
         decoding: list[Sequence] = []
         prefilling: deque[Sequence] = deque()
+        reads = self._blocks.reads
         for sequence in self.running:
-            if self._is_ahead and sequence.has_all_tokens:
+            if (self._is_ahead and sequence.has_all_tokens) or sequence in reads:
                 continue
             if sequence.is_decoding:
                 decoding.append(sequence)
@@ -133,7 +140,7 @@ class Seats:
             if candidate is not None and (not running or urgency(candidate) < urgency(running[0])):
                 if self._admit(candidate, step):
                     return candidate
-                is_refused = candidate in self._waiting  # else it waits for a prefix, and nobody for it
+                is_refused = candidate in self._waiting  # else it waits for a prefix or the disk, and nobody for it
             elif running:
                 sequence = running.popleft()
                 # Else a more urgent one of this step took its blocks, and it may have been admitted once more since.
@@ -170,6 +177,7 @@ class Seats:
     def _admit(self, sequence: Sequence, step: Step) -> bool:
         """Gives a waiting sequence a seat and its cached prefix, if all of its tokens can be computed in what is idle.
 
+        True when it can begin: with a part of its prefix on the disk it has its seat, but has to wait for that.
         More urgent arrivals may take seat and blocks from running sequences of lower priority.
         """
         lacking_seats = len(self.running) + 1 - self._config.max_num_seqs
@@ -193,13 +201,15 @@ class Seats:
             prefix = self._blocks.find_prefix(sequence)
         self._waiting.remove(sequence)
         self._blocks.attach(sequence, prefix)
-        self._note_start(sequence)
         self._admitted.add(sequence)
         self.seat(sequence)
         if self._owed_blocks is not None:
             self._owed_blocks += self._owed_to(sequence)
         if self._config.enable_prefix_caching:
             self._in_flight.add(sequence)
+        if sequence in self._blocks.reads:
+            return False
+        self._note_start(sequence)
         return True
 
     def _await(self, sequence: Sequence, writer: Sequence, end_block: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pagedd.engine.kv.prefix_cache import CachedBlock
-from pagedd.engine.request import Request
+from pagedd.engine.request import FinishReason, Request
 
 PENDING = -1  # in place of a token that a launched step draws: only the device knows it
 
@@ -78,6 +78,14 @@ class Sequence:
     def has_all_tokens(self) -> bool:
         """As many as it may have; it ends when the last of them is known."""
         return self.num_output_tokens >= self.request.params.max_tokens
+
+    @property
+    def reason_to_finish(self) -> FinishReason | None:
+        """Why its last token, a drawn one, ends it; None when it goes on."""
+        params, num_output_tokens = self.request.params, len(self.token_ids) - self.num_prompt_tokens
+        if self.token_ids[-1] in params.stop_token_ids and num_output_tokens > params.min_tokens:
+            return "stop"
+        return "length" if num_output_tokens >= params.max_tokens else None
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -3,8 +3,9 @@
 Text repeats itself: names, code, quotations, loops. The tokens that followed the last occurrence of the latest few are
 computed together with the next one, and what the sampler would not have drawn itself is thrown away. So the answer is
 the same, greedy or not: a draw is a function of logits, seed and position alone. But for rounding: attention sums
-several rows of a sequence in another order than one, and a near tie may fall the other way. Owns what is guessed and
-how much; how guesses are verified is `Scheduler.commit`'s.
+several rows of a sequence in another order than one, and a near tie may fall the other way. Owns what is guessed, how
+much, and which of the draws behind guesses count. Which sequences have room for guesses, and what becomes of a token,
+is `scheduler.py`'s.
 
 What a guess costs depends on the company. A step of one or two sequences waits for the weights, and a few more rows are
 almost free. A full batch pays for each row, though less than for a sequence's first (its keys and values are read
@@ -15,6 +16,7 @@ import sys
 from weakref import WeakKeyDictionary
 
 from pagedd.engine.sequence import Sequence
+from pagedd.engine.step import Sampled
 
 _LONG, _SHORT = 3, 2  # tokens that must have occurred before; the longer match is tried first
 _FIRST_LENGTH = 3
@@ -52,6 +54,25 @@ class PromptLookup:
             return history.continuation(sequence.token_ids, min(history.length, limit))
         proven = min(history.length, 2 * history.num_proven + 1)
         return history.continuation(sequence.token_ids, min(proven, limit), sizes=(_LONG,))
+
+    def verify(self, sequence: Sequence, draft: list[int], draws: list[Sampled]) -> list[Sampled]:
+        """The draws that count: the first, and each behind a guess that is what had been drawn just before it.
+
+        Such a guess's KV is right, and the row of logits behind it as well. None count when the first is broken: a
+        guess may be what broke the logits, so the sequence draws alone from then on.
+
+        Args:
+            draws: one behind the sequence's last token, and one behind each token of `draft`.
+        """
+        if draws[0].error_code is not None:
+            self.stop(sequence)
+            return []
+        verified = draws[:1]
+        for guess, draw in zip(draft, draws[1:], strict=True):
+            if verified[-1].token_id != guess or draw.error_code is not None:
+                break
+            verified.append(draw)
+        return verified
 
     def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Lengthens drafts that came true, shortens those that did not, and pauses where even short ones fail."""

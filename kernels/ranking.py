@@ -43,6 +43,14 @@ def _cutoff(
     return ranked.gather(1, num_kept - 1), is_settled.flatten()
 
 
+def best_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """The id of each row's highest logit, [num_rows] int64: the lowest among equals, or the first that is NaN."""
+    if logits.device.type == "cpu":
+        # On a CPU numpy's search takes a tenth of the time of torch's.
+        return torch.from_numpy(logits.numpy().argmax(axis=1))
+    return logits.argmax(dim=1)
+
+
 def rank_keys(logits: torch.Tensor) -> torch.Tensor:
     """An int64 for each logit, sorting by logit and equals by descending id: the logit is the high half."""
     bits = (logits + 0.0).view(torch.int32)  # adding 0 turns −0.0 into 0.0, its equal

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,8 +152,8 @@ async def _watch_shortly(session: "Session") -> None:
     """Takes frames until the rates are known, the source says that there are none, or patience ends."""
     started_s: float | None = None
     with suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE_S), aclosing(session.source.updates()) as updates:
-            async for update in updates:
+        async with asyncio.timeout(_PATIENCE_S):
+            async for update in session.source.updates():
                 session.take(update)
                 if not isinstance(update, StatsFrame):
                     if update.state != "connecting":

@@ -10,7 +10,8 @@ import sys
 from asyncio import Handle
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from io import TextIOWrapper
+from typing import Any, cast
 
 from textual.constants import ESCAPE_DELAY
 from textual.drivers.linux_driver import LinuxDriver
@@ -38,7 +39,7 @@ class TerminalDriver(LinuxDriver):
         output = sys.__stdout__
         assert output is not None, "`app.why_no_screen` has looked"
         self._terminal = Terminal(output.fileno(), output.encoding)
-        self._file = self._terminal
+        self._file = cast(TextIOWrapper, self._terminal)
         self._keyboard = Keyboard()
         self._pending: deque[Message] = deque()
         self._listening: Handle | None = None

@@ -14,7 +14,7 @@ from typing import Protocol
 from pagedd.client.aio import AsyncClient
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText
+from pagedd.client.questions import BlockDetail, Evicted, Prefixes, RequestText
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.state import Link
 

@@ -1,6 +1,6 @@
 """What was, bounded: one value a second for graphs, and the speed of a counter.
 
-Time is the daemon's (`StatsFrame.time_s`), so that a replay at any speed draws the same curves.
+Time is the daemon's (`StatsFrame.uptime_s`), so that a replay at any speed draws the same curves.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ class Series:
         self._num = 0
 
     def add(self, time_s: float, value: float | None) -> None:
-        """Takes in a value. Time that went back (another daemon, another clock) starts afresh."""
+        """Takes in a value. Time that went back starts afresh."""
         second = int(time_s)
         if self._second is not None and second < self._second:
             self._means.clear()

@@ -2,7 +2,7 @@
 
 The file is gzip of a line of JSON, `{"format": 1, "pagedd": "0.1.0"}`, and then records: kind (1 byte: 0 a frame, 1 an
 answer), seconds since the start (float64), length (uint32), all big-endian, and the frame (`client/stats_frame.py`) or
-answer (`client/protocol.py`) as it is on the wire. An answer's `id` is the question that it answers. Fields that a
+answer (`client/questions.py`) as it is on the wire. An answer's `id` is the question that it answers. Fields that a
 message has gained since take their defaults, so older recordings replay; `format` changes only if that should ever not
 be enough.
 """
@@ -25,7 +25,8 @@ from typing import BinaryIO, NoReturn, TypeVar, cast
 import msgspec
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, DaemonMessage, Evicted, Prefixes, RequestText, decode_daemon, encode
+from pagedd.client.protocol import DaemonMessage, decode_daemon, encode
+from pagedd.client.questions import BlockDetail, Evicted, Prefixes, RequestText
 from pagedd.client.stats_frame import StatsFrame, decode_stats
 from pagedd.tui.feed import Update
 from pagedd.tui.state import Link

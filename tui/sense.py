@@ -6,7 +6,7 @@ Everything behind this check may rely on it.
 
 from collections.abc import Iterator
 
-from pagedd.client.protocol import BlockDetail, Prefixes, RequestText
+from pagedd.client.questions import BlockDetail, Prefixes, RequestText
 from pagedd.client.stats_frame import BlockMap, StatsFrame
 
 # Far beyond any figure; what is under it can be formatted, added and rounded.

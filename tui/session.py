@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Prefixes, RequestText
+from pagedd.client.questions import BlockDetail, Prefixes, RequestText
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import Source, Update
 from pagedd.tui.recording import PREFIXES_QUESTION, SUFFIX, Recorder, block_question, text_question

@@ -88,6 +88,8 @@ class State:
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.endings: OrderedDict[str, Ending] = OrderedDict()
         self.previews: dict[str, str] = {}
+        # Unix time as it would be, had nobody set the clock since the first frame. Another daemon continues it.
+        self._steady_s = 0.0
         self._marks = Marks()
         self._by_key: dict[Key, Sequence] = {}
         self._counters = {name: Rate() for name in RATES}
@@ -98,6 +100,10 @@ class State:
         """Takes in a frame that came at `now_s` on the viewer's clock."""
         before = self.frame
         is_another = before is not None and (frame.uptime_s < before.uptime_s or frame.seq < before.seq)
+        if before is None:
+            self._steady_s = frame.time_s
+        else:
+            self._steady_s += frame.uptime_s - (0.0 if is_another else before.uptime_s)
         if is_another:
             self._note(frame.time_s, "engine", f"another daemon answers, {frame.uptime_s:.1f} s after its start")
         elif self.link.state == "lost":
@@ -179,11 +185,11 @@ class State:
 
     def _take_figures(self, frame: StatsFrame) -> None:
         for name, counter in RATES.items():
-            rate = self._counters[name].add(frame.time_s, frame.figures.get(counter))
+            rate = self._counters[name].add(self._steady_s, frame.figures.get(counter))
             self.rates[name] = rate
-            self.series[name].add(frame.time_s, rate)
-        self.series["busy"].add(frame.time_s, self.busy())
-        self.series["kv_usage"].add(frame.time_s, frame.figures.get("kv_usage"))
+            self.series[name].add(self._steady_s, rate)
+        self.series["busy"].add(self._steady_s, self.busy())
+        self.series["kv_usage"].add(self._steady_s, frame.figures.get("kv_usage"))
 
     def _take_requests(self, frame: StatsFrame) -> None:
         by_key: dict[Key, Sequence] = {}
@@ -191,7 +197,7 @@ class State:
             key = row.request_id, row.index
             sequence = self._by_key.get(key) or Sequence(row)
             sequence.row = row
-            sequence.tokens_per_s = sequence.rate.add(frame.time_s, row.num_output_tokens)
+            sequence.tokens_per_s = sequence.rate.add(self._steady_s, row.num_output_tokens)
             sequence.timeline.take(row)
             by_key[key] = sequence
         self._by_key = by_key

@@ -7,7 +7,8 @@ import msgspec
 from pagedd.bench.fuzz.target import Target, check_refusal
 from pagedd.client import protocol
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Cancel, Chat, ChatMessage, Delta, Done, Failed, Generate, GetStats, Sampling, Usage
+from pagedd.client.protocol import Cancel, Chat, ChatMessage, Delta, Done, Failed, Generate, Sampling, Usage
+from pagedd.client.questions import GetStats
 from pagedd.client.stats_frame import decode_stats
 from pagedd.daemon.admission import check_message
 from pagedd.daemon.zmq_api import decode_message, id_of

@@ -8,15 +8,15 @@ _EXPLAINED = tuple(
     re.compile(pattern)
     for pattern in (
         # `Faults.engine_killed` and `engine_hangs`; the trace that is asked of a hung engine follows in further lines.
-        r"engine_host: the engine process \(pid \d+\) was ended by SIGKILL.*(; starting another in |before it slept)",
+        r"engine_lives: the engine process \(pid \d+\) was ended by SIGKILL.*(; starting another in |before it slept)",
         r"engine_child: the engine process \(pid \d+\) .*; it is ended$",
-        r"engine_host: .*(?:step|hung|said nothing).*; starting another in ",
+        r"engine_lives: .*(?:step|hung|said nothing).*; starting another in ",
         r"crash_reports: a crash report is in ",
         # `Faults.disk_full`.
         r"crash_reports: no crash report could be kept in .*No space left on device",
         r"disk_tier: KV blocks cannot be written to .*(No space left on device|no room for)",
         # `engine_pauses`.
-        r"engine_host: the engine process is ",
+        r"engine_lives: the engine process is ",
     )
 )
 

@@ -5,7 +5,6 @@ where a template runs.
 """
 
 import json
-from datetime import datetime
 from typing import Any
 
 import jinja2
@@ -13,6 +12,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pagedd.daemon.wall_clock import local_now
 
 MAX_OUTPUT_CHARACTERS = 16 << 20
 
@@ -73,4 +74,4 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+    return local_now().strftime(format)

@@ -19,7 +19,7 @@ from pagedd.daemon.tune.agreement import real_texts
 from pagedd.daemon.tune.load import synthetic_load
 from pagedd.daemon.tune.settings_file import merge, read_settings, refuse_unwritable, write_settings
 from pagedd.daemon.tune.trial import Trial, TrialResult, run_trial
-from pagedd.daemon.tune.tuning import Tried, Tuning, is_disturbed
+from pagedd.daemon.tune.tuning import Tried, Tuning, change, is_disturbed
 from pagedd.engine.config import EngineConfig
 
 # The first trial also builds kernels.
@@ -209,11 +209,13 @@ def _conclude(
 def _tried(tried: Tried) -> str:
     result = tried.result
     setting = ", ".join(f"{name} = {_shown(value)}" for name, value in tried.changed.items())
-    gain = "" if tried.gain is None else f"{100 * (tried.gain - 1):+.0f} %"
+    gain = "" if tried.gain is None else change(tried.gain)
     before = "" if tried.before is None else f"{tried.before.output_tokens_per_s:.0f}"
     mark = "kept" if tried.is_kept and tried.changed else ""
     if result.error:
         return _line(tried.step, setting, before, "-", "", "-", result.error)
+    if tried.is_repeated and not tried.changed:
+        return _line(tried.step, "", "", "", "", "", tried.note)
     first = "-" if result.first_token_s is None else f"{1e3 * result.first_token_s:.0f} ms"
     notes = ", ".join(note for note in (mark, tried.note) if note)
     return _line(tried.step, setting, before, f"{result.output_tokens_per_s:.0f}", gain, first, notes)

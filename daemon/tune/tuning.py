@@ -30,7 +30,7 @@ QUANTIZED = ("int8", "fp8", "k8v4", "int4")
 class Tried:
     """One trial, and what held when it was made (`before`, measured beside it; None for the first).
 
-    `is_repeated` marks the line that says what a step came to, of a trial that has a line already.
+    `is_repeated` marks a line of no trial of its own: what a step came to, or why nothing was tried in it.
     """
 
     step: str
@@ -83,10 +83,7 @@ class Tuning:
             return
         yield from self._step("prefix caching", self._others("enable_prefix_caching", (True, False)))
         yield from self._step("block size", self._others("block_size", BLOCK_SIZES))
-        if self._best.kv_usage >= FULL_POOL or self._best.preemptions_per_s:
-            share = self.config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[self._device]
-            larger = [value for value in SHARES[self._device] if value > share and self.config.num_blocks is None]
-            yield from self._step("memory share", [{"gpu_memory_utilization": value} for value in larger])
+        yield from self._memory_share()
         yield from self._seats()
         yield from self._kv_form()
 
@@ -117,23 +114,40 @@ class Tuning:
             tried.append(Tried(name, changed, result, before, _note(result)))
             if _is_sound(result) and _is_sound(before) and result.output_tokens_per_s > best.output_tokens_per_s:
                 best, kept = result, changed
-        if kept is not None and not self._wins_again(kept, best):
-            kept = None
+        again = None
+        if kept is not None and best.output_tokens_per_s >= LEAST_GAIN * before.output_tokens_per_s:
+            again = self._compare_again(name, kept)
         for one in tried:
-            yield replace(one, is_kept=one.changed == kept)
+            if again is not None and one.changed == kept:
+                one = replace(one, is_kept=again.is_kept, note=", ".join(filter(None, (one.note, again.note))))
+            yield one
 
-    def _wins_again(self, changed: dict[str, Any], result: TrialResult) -> bool:
+    def _compare_again(self, name: str, changed: dict[str, Any]) -> Tried:
         """Keeps `changed` if it is better in a second comparison as well, side by side: machines have moods."""
-        if result.output_tokens_per_s < LEAST_GAIN * self._best.output_tokens_per_s:
-            return False
         held = self._try(self.config)
-        again = self._try(replace(self.config, **changed))
-        is_sound = _is_sound(held) and _is_sound(again)
-        if not is_sound or again.output_tokens_per_s < LEAST_GAIN * held.output_tokens_per_s:
-            self._best = held if not held.error else self._best
-            return False
-        self._keep(changed, again)
-        return True
+        again = Tried(name, changed, self._try(replace(self.config, **changed)), held)
+        note = "not judged when tried again" if again.gain is None else f"{change(again.gain)} when tried again"
+        if again.is_judged and again.gain is not None and again.gain >= LEAST_GAIN:
+            self._keep(changed, again.result)
+            return replace(again, note=note, is_kept=True)
+        self._best = held if not held.error else self._best
+        return replace(again, note=note)
+
+    def _memory_share(self) -> Iterator[Tried]:
+        """Larger shares, where the pool is what limits; else a line that says why none was tried."""
+        share = self.config.gpu_memory_utilization or DEFAULT_MEMORY_SHARE[self._device]
+        larger = [{"gpu_memory_utilization": value} for value in SHARES[self._device] if value > share]
+        why_not = ""
+        if self._best.kv_usage < FULL_POOL and not self._best.preemptions_per_s:
+            why_not = f"{percent(self._best.kv_usage)} % of the pool is in use"
+        elif self.config.num_blocks is not None:
+            why_not = f"num_blocks = {self.config.num_blocks} decides"
+        elif not larger:
+            why_not = f"{share:g} is as much as is tried"
+        if why_not:
+            yield Tried("memory share", {}, self._best, None, f"none tried: {why_not}", is_repeated=True)
+        else:
+            yield from self._step("memory share", larger)
 
     def _seats(self) -> Iterator[Tried]:
         """Doubled as long as that brings more; halved when it brings nothing."""
@@ -191,6 +205,11 @@ class Tuning:
         self.config = replace(self.config, **changed)
         self.changes |= changed
         self._best = result
+
+
+def change(gain: float) -> str:
+    """Of a ratio, for people: 1.09 is `+9 %`."""
+    return f"{100 * (gain - 1):+.0f} %"
 
 
 def _falls_short(agreement: float, num_choices: int, form: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.block_pool import BlockPool
+from pagedd.engine.kv.disk_reader import DiskRead
 from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.prefix_cache import CachedBlock, Hasher, PrefixCache, blake2b_digest
 from pagedd.engine.kv.stored_block import BlockCopy, next_block
@@ -26,6 +27,9 @@ class BlockManager:
         tiers: what keeps blocks that the pool evicts; they need prefix caching.
         clock: see `BlockPool`.
         open_pages: of the storage that these blocks are in.
+
+    Attributes:
+        reads: sequences that cannot go on before the disk has been read, and which of their blocks come from there.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class BlockManager:
         self.prefix_cache = PrefixCache(tuple(namespace), hasher)
         self.tiers = tiers if enable_prefix_caching else None
         self.evictions_total = 0
+        self.reads: dict[Sequence, tuple[DiskRead, list[int]]] = {}
         self._newest_launched: int | None = None
         self._held: deque[tuple[int, int]] = deque()  # (step that must finish first, block), in order of release
 
@@ -89,7 +94,10 @@ class BlockManager:
         return self.pool.num_idle - sum(self.pool.ref_count(entry.block_id) == 0 for entry in prefix)
 
     def attach(self, sequence: Sequence, prefix: list[CachedBlock]) -> None:
-        """Starts the block table of `sequence` with a run that `find_prefix` returned, and what tiers have after it."""
+        """Starts the block table of `sequence` with a run that `find_prefix` returned, and what tiers have after it.
+
+        What has to be read from the disk first is among `reads`, until `take_reads` or `release`.
+        """
         if sequence.block_table:
             raise IntegrityError(f"{sequence.request.request_id} holds blocks already")
         for entry in prefix:
@@ -97,11 +105,31 @@ class BlockManager:
         if sequence.num_cached_tokens is None:  # else it resumes after a preemption
             self.prefix_cache.note_hit(prefix)
         sequence.block_table = [entry.block_id for entry in prefix]
-        if self.tiers is not None:
-            sequence.block_table += self._load_stored(self.tiers, sequence, prefix)
-        sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
+        from_disk = self._attach_stored(self.tiers, sequence, prefix) if self.tiers is not None else []
+        sequence.num_computed_tokens = [*from_disk, len(sequence.block_table)][0] * self.block_size
         sequence.num_indexed_blocks = len(prefix)
         sequence.last_indexed = prefix[-1] if prefix else None
+
+    def take_reads(self) -> list[Sequence]:
+        """The sequences that need not wait for the disk any more: they go on from as far as it was read."""
+        if self.tiers is None:
+            return []
+        over = [sequence for sequence, (read, _) in self.reads.items() if self.tiers.is_over(read)]
+        for sequence in over:
+            read, logical_blocks = self.reads.pop(sequence)
+            data = self.tiers.take_read(read)
+            for logical, one in zip(logical_blocks, data, strict=False):
+                self.tiers.load(sequence.block_table[logical], one)
+            end = [*logical_blocks, len(sequence.block_table)][len(data)]
+            for block_id in sequence.block_table[end:]:
+                self.tiers.drop_load(block_id)
+            sequence.num_computed_tokens = end * self.block_size
+        return over
+
+    def await_reads(self, limit_s: float) -> None:
+        """While nothing can be computed: until a sequence need not wait for the disk any more, `limit_s` at most."""
+        if self.reads and self.tiers is not None:
+            self.tiers.await_reads(limit_s)
 
     def has_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether `grow(sequence, num_tokens)` would take nothing: as most decodes find it, so asked first."""
@@ -175,6 +203,8 @@ class BlockManager:
 
     def release(self, sequence: Sequence) -> None:
         """Gives back every block of `sequence`. Reversed, so that a prompt's tail is evicted before its head."""
+        if self.tiers is not None and sequence in self.reads:
+            self.tiers.give_up(self.reads.pop(sequence)[0])
         for block_id in reversed(sequence.block_table):
             if self.tiers is not None:
                 self.tiers.drop_load(block_id)
@@ -282,6 +312,7 @@ class BlockManager:
         self.prefix_cache.clear()
         if self.tiers is not None:
             self.tiers.clear()
+        self.reads.clear()
         self._held.clear()
         self._newest_launched = None
 
@@ -293,6 +324,8 @@ class BlockManager:
             references.update(sequence.block_table)
             if len(sequence.block_table) * self.block_size < sequence.num_computed_tokens:
                 raise IntegrityError(f"{sequence.request.request_id}: computed tokens lie outside its block table")
+        if not all(sequence.block_table for sequence in self.reads):
+            raise IntegrityError("the disk is read for a sequence that holds no blocks")
         for block_id in range(self.pool.num_blocks):
             if references[block_id] != self.pool.ref_count(block_id):
                 raise IntegrityError(
@@ -339,9 +372,9 @@ class BlockManager:
             self.evictions_total += 1
         return block_id
 
-    def _load_stored(self, tiers: Tiers, sequence: Sequence, prefix: list[CachedBlock]) -> list[int]:
-        """Blocks that will be filled with what tiers have of `sequence` after `prefix`. They are indexed once a step
-        that comes after that is back.
+    def _attach_stored(self, tiers: Tiers, sequence: Sequence, prefix: list[CachedBlock]) -> list[int]:
+        """Adds blocks that will be filled with what tiers have of `sequence` after `prefix`. They are indexed once a
+        step that comes after that is back. Returns which of its blocks the disk has to be read for.
         """
         size, start = self.block_size, len(prefix)
         if prefix:
@@ -349,13 +382,16 @@ class BlockManager:
         else:
             parent_key = self.prefix_cache.root_key(sequence.request.cache_extras)
         end = min((sequence.num_tokens - 1) // size, start + self.pool.num_idle)
-        run = tiers.read_run(
-            parent_key, (tuple(sequence.token_ids[i * size : (i + 1) * size]) for i in range(start, end))
-        )
-        block_ids = [self._take() for _ in run]
-        for block_id, data in zip(block_ids, run, strict=True):
-            tiers.load(block_id, data)
-        return block_ids
+        token_blocks = (tuple(sequence.token_ids[i * size : (i + 1) * size]) for i in range(start, end))
+        data, read = tiers.find_run(parent_key, token_blocks)
+        from_disk = [logical for logical, one in enumerate(data, start) if one is None]
+        for one in data:
+            sequence.block_table.append(self._take())
+            if one is not None:
+                tiers.load(sequence.block_table[-1], one)
+        if read is not None:
+            self.reads[sequence] = read, from_disk
+        return from_disk
 
     def _release(self, block_id: int) -> None:
         self.pool.release(block_id, keep=block_id in self.prefix_cache)

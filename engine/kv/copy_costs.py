@@ -56,7 +56,7 @@ class CopyCosts:
         self.load = RunningAverage()
         self.read = RunningAverage()
         self.compute = RunningAverage()
-        self._block_size = block_size
+        self.block_size = block_size
 
     def max_saves(self) -> float:
         """A block that is saved will have to be loaded as well."""
@@ -68,7 +68,7 @@ class CopyCosts:
     def _max_copies(self, *averages: RunningAverage) -> float:
         """None where computing is quicker, one where that has to be measured anew, else as many as are wanted."""
         compute_s = self.compute.each
-        if compute_s is not None and sum(each.each or 0.0 for each in averages) > compute_s * self._block_size:
+        if compute_s is not None and sum(each.each or 0.0 for each in averages) > compute_s * self.block_size:
             for average in averages:
                 average.fade()
             return 0

@@ -38,20 +38,20 @@ def create_tiers(
         lookahead: see `Tiers`.
 
     Raises:
-        EngineError: `no_kv_memory`.
+        EngineError: `no_host_memory`.
     """
     host = None
     if host_bytes >= storage.block_bytes:
         num_bytes = host_bytes // storage.block_bytes * storage.block_bytes
         _check_room(num_bytes, storage, device)
         host = HostTier(host_memory(num_bytes, device), storage.block_bytes)
-        log.info("KV blocks in host memory: room for %d of %d bytes", host.num_slots, storage.block_bytes)
+        log.info("host memory has room for %d KV blocks of %d bytes", host.num_slots, storage.block_bytes)
     disk = None
     if disk_bytes and disk_directory is not None:
         try:
             disk = DiskTier(disk_directory, disk_bytes, _segment_form(storage, identity))
         except (DirectoryInUse, OSError) as error:
-            log.warning("no KV blocks on the disk: %s", error)
+            log.warning("the disk keeps no KV blocks: %s", error)
     return Tiers(host, disk, costs, lookahead=lookahead) if host is not None or disk is not None else None
 
 
@@ -61,7 +61,7 @@ def _check_room(num_bytes: int, storage: KVStorage, device: torch.device) -> Non
     if num_bytes > num_free:
         gib = 1 << 30
         raise EngineError(
-            "no_kv_memory",
+            "no_host_memory",
             f"kv_host_gib {num_bytes / gib:.2f}, the host has {max(0, num_free) / gib:.2f} GiB free beside the pool; "
             "lower kv_host_gib or gpu_memory_utilization",
         )

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from pagedd.engine.kv.stored_block import INDEX_DIGEST_BYTES, KEY_BYTES, BlockBytes, StoredBlock
 
@@ -89,6 +90,17 @@ class Segment:
         if num_read != size or _block_digest(self.blocks[index].key, data) != self.digests[index]:
             raise UnusableSegment(f"block {index} is not what was written")
         return data
+
+
+class Place(NamedTuple):
+    """Where a block is: a file, and which of its blocks."""
+
+    segment: Segment
+    position: int
+
+    @property
+    def key(self) -> bytes:
+        return self.segment.blocks[self.position].key
 
 
 def is_segment_name(name: str, suffix: str) -> bool:

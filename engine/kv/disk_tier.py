@@ -4,8 +4,8 @@ Owns one directory, which one process uses at a time, and keeps it within its si
 first, whichever model they are of. What is torn, foreign or of a later version is ignored with a line in the log; files
 with other kinds of names are none of its business. Whoever could write there could put foreign numbers under known
 keys, so the directory must be this user's alone. When the disk is full, nothing more is written until there is room,
-and what is there is served. `disk_segment.py` has the files, `disk_writer.py` decides what is written and when. No
-torch.
+and what is there is served. `disk_segment.py` has the files, `disk_reader.py` the thread that reads them, and
+`disk_writer.py` decides what is written and when. No torch.
 """
 
 import fcntl
@@ -14,13 +14,14 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from pagedd.engine.kv.disk_reader import DiskRead, DiskReader
 from pagedd.engine.kv.disk_segment import (
     SUFFIX,
     UNFINISHED_SUFFIX,
+    Place,
     Segment,
     SegmentForm,
     UnusableSegment,
@@ -29,12 +30,13 @@ from pagedd.engine.kv.disk_segment import (
     write_segment,
 )
 from pagedd.engine.kv.stored_block import BlockBytes, StoredBlock
+from pagedd.engine.kv.use_stamps import UseStamps
 from pagedd.engine.stats import TierStats
 
 log = logging.getLogger(__name__)
 
-
-Place = tuple[Segment, int]  # a file, and which of its blocks
+# Of blocks on their way to sequences. What is wanted beyond that is computed: so much memory is taken at most.
+MAX_READING_BYTES = 256 << 20
 
 
 class DirectoryInUse(Exception):
@@ -47,13 +49,16 @@ class DiskTier:
     Raises `DirectoryInUse`, or `OSError` when the directory cannot be made or read.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, form: SegmentForm) -> None:
+    def __init__(self, directory: Path, max_bytes: int, form: SegmentForm, *, reader: DiskReader | None = None) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         refuse_unless_private(directory)
         self._lock = _lock(directory)
         self.figures = TierStats(max_bytes=max_bytes)
         self.form = form
         self._directory = directory
+        self._reader = reader or DiskReader()
+        self._uses = UseStamps()
+        self._num_reading_blocks = 0
         self._places: dict[bytes, Place] = {}
         self._older_places: dict[bytes, list[Place]] = {}  # of blocks that were written once more, oldest first
         self._segments: dict[Path, Segment] = {}  # those of this engine's form
@@ -78,40 +83,69 @@ class DiskTier:
     def holds(self, block: StoredBlock) -> bool:
         """Exactly this content, token by token."""
         found = self._places.get(block.key)
-        return found is not None and found[0].blocks[found[1]].token_ids == block.token_ids
+        return found is not None and found.segment.blocks[found.position].token_ids == block.token_ids
 
-    def read(self, key: bytes) -> bytearray | None:
-        """A block's bytes as they were written; None, and the block is forgotten, when that they are no more."""
-        segment, index = self._places[key]
-        started = time.perf_counter()
-        try:
-            data = segment.read(index)
-        except (OSError, UnusableSegment) as error:
-            log.warning("KV blocks on the disk: %s: %s; the block is computed", segment.path.name, error)
-            self._drop(key, segment)
-            return None
-        self.figures.read_seconds_total += time.perf_counter() - started
-        self.figures.read_bytes_total += len(data)
-        return data
+    @property
+    def max_reads(self) -> int:
+        """How many more blocks may be asked for now; none while the disk does not answer."""
+        if self._reader.is_stuck:
+            return 0
+        return max(1, MAX_READING_BYTES // self.form.block_bytes) - self._num_reading_blocks
+
+    def start_read(self, keys: Sequence[bytes]) -> DiskRead:
+        """Has these blocks read; `take_read` follows."""
+        self._num_reading_blocks += len(keys)
+        return self._reader.start([self._places[key] for key in keys], self._uses)
+
+    def await_reads(self, limit_s: float) -> None:
+        """Until one is over, `limit_s` at most."""
+        self._reader.wait(limit_s)
+
+    def take_read(self, read: DiskRead) -> list[BlockBytes]:
+        """The bytes of the first blocks, as they were written; what has not come yet is given up.
+
+        Blocks that were forgotten since are not among them, nor those behind one. One that could not be read is
+        forgotten.
+        """
+        is_over, failure = read.is_over, read.failure
+        data = read.data[:]
+        read.is_given_up = True
+        self._num_reading_blocks -= len(read.places)
+        self.figures.read_seconds_total += read.seconds
+        self.figures.read_bytes_total += sum(map(len, data))
+        if is_over and failure is not None and (place := read.places[len(data)]).key in self:
+            log.warning("KV blocks on the disk: %s: %s; the block is computed", place.segment.path.name, failure)
+            self._drop(place.key, place.segment)
+        num_forgotten = next((i for i, place in enumerate(read.places[: len(data)]) if place.key not in self), None)
+        return data[:num_forgotten]
 
     def file_of(self, key: bytes) -> Segment | None:
         """Where the block of that key is."""
         found = self._places.get(key)
-        return None if found is None else found[0]
+        return None if found is None else found.segment
 
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """The files of these blocks were used now; that of the first stays longest."""
-        files = dict.fromkeys(self._places[key][0].path for key in keys if key in self._places)
+    def note_use(self, keys: Sequence[bytes]) -> list[Path]:
+        """The files of these blocks were used now; that of the first stays longest. They are returned, oldest first.
+
+        Asks nothing of the disk: the next start knows of it only by what `start_read` reads, and `touch`.
+        """
+        files = dict.fromkeys(self._places[key].segment.path for key in keys if key in self._places)
         for path in reversed(files):
             self._file_bytes[path] = self._file_bytes.pop(path)
-            with suppress(OSError):
-                os.utime(path)
+        return list(reversed(files))
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """As `note_use`, and the next start knows of it."""
+        for path in self.note_use(keys):
+            self._uses.stamp(path)
 
     def write(self, blocks: Sequence[tuple[StoredBlock, BlockBytes]]) -> bool:
         """Writes a file of them, in place of the least recently used.
 
-        False when the disk would not take it.
+        False when the disk would not take it, or does not answer whoever reads.
         """
+        if self._reader.is_stuck:
+            return False
         num_bytes = self.form.file_bytes(len(blocks))
         started = time.perf_counter()
         try:
@@ -124,6 +158,7 @@ class DiskTier:
             self._is_writable = False
             return False
         self._is_writable = True
+        self._uses.stamp(segment.path)
         self._enter(segment)
         self.figures.stored_total += len(blocks)
         self.figures.written_bytes_total += num_bytes
@@ -167,11 +202,9 @@ class DiskTier:
         os.close(self._lock)
 
     def _read_index(self) -> None:
-        num_foreign, now_ns = 0, time.time_ns()
-        for path, status in sorted(self._own_files(SUFFIX), key=lambda item: min(item[1].st_mtime_ns, now_ns)):
-            if status.st_mtime_ns > now_ns:  # the clock was wrong; from now on it gets older like the others
-                with suppress(OSError):
-                    os.utime(path)
+        num_foreign = 0
+        for path, status in sorted(self._own_files(SUFFIX), key=lambda item: item[1].st_mtime_ns):
+            self._uses.newest_ns = status.st_mtime_ns
             self._count(path, status.st_size)
             try:
                 self._enter(read_segment(path, self.form))
@@ -182,8 +215,9 @@ class DiskTier:
             except OSError as error:
                 log.warning("KV blocks on the disk: %s is ignored: %s", path.name, error)
         if num_foreign:
-            log.info("KV blocks on the disk: %d files of another model, dtype, block size or layout", num_foreign)
-        log.info("KV blocks on the disk: %d of this model in %s", len(self._places), self._directory)
+            files = "file of KV blocks is" if num_foreign == 1 else "files of KV blocks are"
+            log.info("%d %s of another model, dtype, block size or layout", num_foreign, files)
+        log.info("%s has %d KV blocks of this model", self._directory, len(self._places))
 
     def _own_files(self, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
         """Regular files with names that `write_segment` gives."""
@@ -201,7 +235,7 @@ class DiskTier:
         for index, block in enumerate(segment.blocks):
             if (older := self._places.get(block.key)) is not None:
                 self._older_places.setdefault(block.key, []).append(older)
-            self._places[block.key] = segment, index
+            self._places[block.key] = Place(segment, index)
 
     def _count(self, path: Path, num_bytes: int) -> None:
         self._num_bytes += num_bytes - self._file_bytes.pop(path, 0)
@@ -228,7 +262,7 @@ class DiskTier:
     def _drop(self, key: bytes, segment: Segment) -> None:
         """Of this block the copy in `segment` is of no use any more; there may be an older one."""
         copies = [*self._older_places.pop(key, ()), *([place] if (place := self._places.pop(key, None)) else ())]
-        copies = [place for place in copies if place[0] is not segment]
+        copies = [place for place in copies if place.segment is not segment]
         if copies:
             self._places[key] = copies.pop()
         if copies:

@@ -5,6 +5,7 @@ Owns the tensor. Which block belongs to whom is `block_pool.py`'s; how a kernel 
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,9 +174,9 @@ class PoolSize:
 
     def describe(self) -> str:
         return (
-            f"KV pool: {self.num_blocks} blocks, {self.num_tokens} tokens, {_gib(self.num_bytes)}; "
+            f"the KV pool has {self.num_blocks} blocks for {self.num_tokens} tokens in {_gib(self.num_bytes)}; "
             f"{self.num_full_requests:.1f} full-length requests fit"
-        ) + (", one for each seat; num_blocks for more prefixes" if self.is_memory_left else "")
+        ) + (", one for each seat, and num_blocks makes room for more prefixes" if self.is_memory_left else "")
 
 
 def size_pool(
@@ -225,7 +226,7 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
     """Memory of the host, pinned where `device` is a GPU. Not cleared: a page costs nothing until it is first written.
 
     Raises:
-        EngineError: `no_kv_memory` when the host cannot give so much.
+        EngineError: `no_host_memory` when it cannot give so much.
     """
     try:
         memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -233,7 +234,9 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
         if not is_out_of_memory(error):
             raise
         raise EngineError(
-            "no_kv_memory", f"kv_host_gib needs {_gib(num_bytes)}, and the host cannot give them; lower it"
+            "no_host_memory",
+            f"kv_host_gib needs {_gib(num_bytes)} in one piece, the host has {_gib(free_bytes(torch.device('cpu')))} "
+            "free and does not give them; lower kv_host_gib",
         ) from error
     return memory.numpy().data
 
@@ -242,7 +245,14 @@ def free_bytes(device: torch.device) -> int:
     """Memory that could be allocated on `device` now. On a CPU the least of the machine's and the control group's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([_available_ram(), *_cgroup_headrooms()])
+    return min([_available_ram(), *(max(0, limit - used) for limit, used in _cgroup_memory())])
+
+
+def total_bytes(device: torch.device) -> int:
+    """Memory that `device` has, whoever uses it. On a CPU the least of the machine's and the control groups' limits."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(limit for limit, _ in _cgroup_memory())])
 
 
 def _available_ram() -> int:
@@ -253,9 +263,9 @@ def _available_ram() -> int:
     raise EngineError("no_kv_memory", "/proc/meminfo has no MemAvailable; set num_blocks")
 
 
-def _cgroup_headrooms() -> list[int]:
-    """Limit minus use, of this process's control group (version 2) and of those above it that have a limit."""
-    headrooms = []
+def _cgroup_memory() -> list[tuple[int, int]]:
+    """Limit and use, of this process's control group (version 2) and of those above it that have a limit."""
+    groups = []
     try:
         relative = Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2]
         root = Path("/sys/fs/cgroup")
@@ -264,10 +274,10 @@ def _cgroup_headrooms() -> list[int]:
                 break
             limit = group / "memory.max"
             if limit.exists() and (text := limit.read_text().strip()) != "max":
-                headrooms.append(max(0, int(text) - int((group / "memory.current").read_text())))
+                groups.append((int(text), int((group / "memory.current").read_text())))
     except OSError as error:  # no /proc or /sys: not Linux, or hidden; the machine's own figure still holds
         log.debug("control group limits are not readable: %s", error)
-    return headrooms
+    return groups
 
 
 def _gib(num_bytes: int) -> str:

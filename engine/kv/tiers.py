@@ -1,18 +1,30 @@
 """The tiers behind the pool, and what is to be copied between it and them before the next step.
 
 A block that leaves the pool is saved to host memory; a prefix that the pool has lost comes back from there, or from the
-disk, as if it had been computed. Owns the copies that are due and the decision whether one is worth it; the bytes are
-moved by the runner (`block_transfers.py`). Knows neither sequences nor references: `block_manager.py` calls it.
+disk, as if it had been computed. Owns the copies that are due and the decision whether one is worth it, or waiting for
+it; the bytes are moved by the runner (`block_transfers.py`). Knows neither sequences nor references: `block_manager.py`
+calls it.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from pagedd.engine.kv.copy_costs import CopyCosts
+from pagedd.engine.kv.disk_reader import DiskRead
 from pagedd.engine.kv.disk_tier import DiskTier
 from pagedd.engine.kv.host_tier import HostTier
 from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy, StoredBlock, descendants, next_block
 from pagedd.engine.stats import TierStats
+
+# A disk is waited for as long as computing would take, and a little longer: it may have to wake up.
+MIN_PATIENCE_S = 0.5
+
+
+class StoredRun(NamedTuple):
+    """Blocks that tiers have: each one's bytes, or None where `read` brings them; it is None without such blocks."""
+
+    data: list[BlockBytes | None]
+    read: DiskRead | None
 
 
 class Tiers:
@@ -35,49 +47,71 @@ class Tiers:
 
     # --- what the pool lacks ------------------------------------------------------------------------------------------
 
-    def read_run(self, parent_key: bytes, token_blocks: Iterable[tuple[int, ...]]) -> list[BlockBytes]:
-        """The bytes of the unbroken run of blocks with these tokens behind `parent_key`, as far as it is stored.
+    def find_run(self, parent_key: bytes, token_blocks: Iterable[tuple[int, ...]]) -> StoredRun:
+        """Unbroken run of stored blocks with these tokens behind `parent_key`. Those on the disk are read from now on.
 
-        It ends where computing is cheaper, and at a block that the disk has damaged. What lies in host memory stays
-        valid until `settle`.
+        It ends where computing is cheaper. What lies in host memory stays valid until `settle`. If there is something
+        to read, `take_read` or `give_up` follows.
         """
-        run: list[BlockBytes] = []
+        data: list[BlockBytes | None] = []
         keys: list[bytes] = []
         loads_left: dict[bool, float] = {}  # by whether they come from the disk
         for token_ids in token_blocks:
             block = next_block(parent_key, token_ids)
-            data = self._read(block, loads_left)
-            if data is None:
+            if self.host is not None and self.host.holds(block):
+                self.host.figures.hits_total += 1
+                if not self._is_worth_loading(loads_left, from_disk=False):
+                    break
+                self.host.figures.promotions_total += 1
+                data.append(self.host.read(block.key))
+            elif self.disk is not None and self.disk.holds(block):
+                self.disk.figures.hits_total += 1
+                if not self._is_worth_loading(loads_left, from_disk=True):
+                    break
+                data.append(None)
+            else:
                 break
-            run.append(data)
             keys.append(block.key)
             parent_key = block.key
         if self.host is not None:
             self.host.touch([key for key in keys if key in self.host])
-        if self.disk is not None:
-            self.disk.touch(keys)
-        return run
+        if self.disk is None:
+            return StoredRun(data, None)
+        self.disk.note_use(keys)
+        from_disk = [key for key, one in zip(keys, data, strict=True) if one is None]
+        return StoredRun(data, self.disk.start_read(from_disk) if from_disk else None)
 
-    def _read(self, block: StoredBlock, loads_left: dict[bool, float]) -> BlockBytes | None:
-        data: BlockBytes | None = None
-        if self.host is not None and self.host.holds(block):
-            self.host.figures.hits_total += 1
-            if self._is_worth_loading(loads_left, from_disk=False):
-                self.host.figures.promotions_total += 1
-                data = self.host.read(block.key)
-        elif self.disk is not None and self.disk.holds(block):
-            self.disk.figures.hits_total += 1
-            if self._is_worth_loading(loads_left, from_disk=True):
-                started = time.perf_counter()
-                data = self.disk.read(block.key)
-                self.costs.read.note(1, time.perf_counter() - started)
-                self.disk.figures.promotions_total += data is not None
+    def is_over(self, read: DiskRead) -> bool:
+        """Whether nothing more will come, or nothing that is worth waiting for."""
+        compute_s = (self.costs.compute.each or 0.0) * self.costs.block_size * len(read.places)
+        return read.is_over or read.waited_s > max(MIN_PATIENCE_S, compute_s)
+
+    def take_read(self, read: DiskRead) -> list[BlockBytes]:
+        """The bytes of as many of its blocks as came, in order. The others are to be computed."""
+        if self.disk is None:
+            return []
+        data = self.disk.take_read(read)
+        self.disk.figures.promotions_total += len(data)
+        if data:
+            self.costs.read.note(len(data), read.seconds)
         return data
+
+    def give_up(self, read: DiskRead) -> None:
+        """Nobody wants it any more."""
+        if self.disk is not None:
+            self.disk.take_read(read)
+
+    def await_reads(self, limit_s: float) -> None:
+        """Until one is over, `limit_s` at most."""
+        if self.disk is not None:
+            self.disk.await_reads(limit_s)
 
     def _is_worth_loading(self, loads_left: dict[bool, float], *, from_disk: bool) -> bool:
         """Weighed once for a run."""
         if from_disk not in loads_left:
             loads_left[from_disk] = self.costs.max_loads(from_disk=from_disk)
+            if from_disk and self.disk is not None:
+                loads_left[from_disk] = min(loads_left[from_disk], self.disk.max_reads)
         loads_left[from_disk] -= 1
         return loads_left[from_disk] >= 0
 

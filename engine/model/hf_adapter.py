@@ -203,7 +203,7 @@ def adapt(model: PreTrainedModel, *, gathers_kv: bool = True) -> tuple[AdaptedMo
     )
     difference = (_probe(adapted, model_config, token_ids, model.dtype) - expected).abs().max().item()
     allowed = _TOLERANCE[model.dtype] * expected.abs().max().item()
-    log.info("probe of %s: logits differ by %.2g, %.2g allowed", config.model_type, difference, allowed)
+    log.info("in a probe of %s logits differ by %.2g, and %.2g are allowed", config.model_type, difference, allowed)
     if not difference <= allowed:  # NaN too
         raise unsupported(f"{config.model_type} (paged logits differ by {difference:.2g}, {allowed:.2g} allowed)")
     return adapted, model_config

@@ -18,7 +18,8 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.engine.faults import is_out_of_memory
-from pagedd.engine.kv.storage import KVStorage
+from pagedd.engine.kv.pool_check import refuse_impossible_pools
+from pagedd.engine.kv.storage import KVStorage, total_bytes
 from pagedd.engine.model.config import FUSED_ARCHITECTURES, DecoderConfig, ModelConfig, parse_decoder_config, parse_eos
 from pagedd.engine.model.cpu_decoder import KV_FORMS as CPP_KV_FORMS
 from pagedd.engine.model.cpu_decoder import CpuDecoder, unfit_for_cpu
@@ -103,10 +104,11 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
         model, model_config = load_adapted(path, device, dtype, progress, gathers_kv=backend.gathers_kv)
     else:
         decoder_config, checkpoint = opened
-        _refuse_what_is_too_large(checkpoint, device, dtype)
+        _refuse_what_is_too_large(config, opened, device, dtype)
         model = _make_decoder(config, decoder_config, checkpoint, backend, device, dtype, progress)
         model_config = decoder_config
-    log.info("%s: %s, %s on %s", path.name, model_config.architecture, str(dtype).removeprefix("torch."), device)
+    kind, number_type = model_config.architecture, str(dtype).removeprefix("torch.")
+    log.info("%s is a model of kind %s and computes in %s on %s", path.name, kind, number_type, device)
     return LoadedModel(model, backend, model_config, device, dtype)
 
 
@@ -120,8 +122,8 @@ def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] |
     opened = _open(Path(settings.model))
     if opened is None:
         return None
-    config, checkpoint = opened
-    _refuse_what_is_too_large(checkpoint, device, dtype)
+    config, _ = opened
+    _refuse_what_is_too_large(settings, opened, device, dtype)
     obstacle = _obstacle_to_cpp(config, device, dtype)
     if obstacle is not None:
         _refuse_weight_form(settings, dtype, obstacle)
@@ -131,18 +133,25 @@ def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] |
     return opened
 
 
-def _refuse_what_is_too_large(checkpoint: FileCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-    """A card that could not hold the weights if it had nothing else never will: reading them would take minutes."""
-    if device.type != "cuda":
-        return
-    needed, total = checkpoint.least_bytes(dtype.itemsize), torch.cuda.get_device_properties(device).total_memory
-    if needed > total:
+def _refuse_what_is_too_large(
+    settings: EngineConfig,
+    opened: tuple[DecoderConfig, FileCheckpoint],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """What could not be held if nobody else had anything never will be: reading the weights would take minutes."""
+    config, checkpoint = opened
+    weight_bytes = checkpoint.least_bytes(dtype.itemsize)
+    if device.type == "cuda" and weight_bytes > (total := total_bytes(device)):
         gib = 1 << 30
         raise EngineError(
             "unsupported_device",
-            f"the model's weights take {needed / gib:.1f} GiB at least, {device} has {total / gib:.1f} in all; "
+            f"the model's weights take {weight_bytes / gib:.1f} GiB at least, {device} has {total / gib:.1f} in all; "
             "choose a smaller model or one in fewer bits, or use device cpu",
         )
+    if settings.weight_dtype != "auto":
+        weight_bytes = 0  # they may take less than in the file
+    refuse_impossible_pools(settings, config, checkpoint, device, dtype, weight_bytes=weight_bytes)
 
 
 def _open(path: Path) -> tuple[DecoderConfig, FileCheckpoint] | None:
@@ -187,7 +196,7 @@ def _make_decoder(
             refuse_unfit(settings, config.max_position, CPP_KV_FORMS)
             in_cpp = CpuDecoder(extension, config, checkpoint, form, progress)
             sizes = ", ".join(f"{size / 2**20:.0f} MiB {name}" for name, size in in_cpp.forms.items())
-            log.info("weights: %s; one C++ call a step", sizes)
+            log.info("the weights take %s; a step is one C++ call", sizes)
             return in_cpp
     _refuse_weight_form(settings, dtype, obstacle)
     refuse_unfit(settings, config.max_position, FORMS.keys())
@@ -199,7 +208,7 @@ def _make_decoder(
         config, checkpoint, dtype, device, progress, keeps_packed=keeps_packed, gathers_kv=backend.gathers_kv
     )
     packed = ", as the file quantizes them" if decoder.has_quantized_weights else ""
-    log.info("weights: %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
+    log.info("the weights take %.0f MiB%s", decoder.weight_bytes / 2**20, packed)
     if decoder.dequantized:
         count, first = len(decoder.dequantized), decoder.dequantized[0]
         log.warning("%d quantized matrices, %s the first, have no packed form here and take 16 bits", count, first)

@@ -2,6 +2,7 @@
 #include <torch/extension.h>
 
 #include "decoder.h"
+#include "wide_product.h"
 
 namespace pagedd::cpu {
 namespace {
@@ -12,6 +13,13 @@ Form form_of(const std::string& name) {
   if (name == "int8") return Form::kInt8;
   if (name == "int4") return Form::kInt4;
   throw std::invalid_argument("weight form '" + name + "': use float32, bf16, int8 or int4");
+}
+
+Epilogue epilogue_of(const std::string& name) {
+  if (name == "store") return Epilogue::kStore;
+  if (name == "add") return Epilogue::kAdd;
+  if (name == "silu_and_mul") return Epilogue::kSiluAndMul;
+  throw std::invalid_argument("epilogue '" + name + "': use store, add or silu_and_mul");
 }
 
 // Of keys and of values.
@@ -75,20 +83,26 @@ struct PackedLinear {
     TORCH_CHECK(!bias || bias->numel() == linear.out_features, "bias: one value an output is expected");
   }
 
-  // x [rows, in] float32 → [rows, out] float32, on the calling thread.
-  torch::Tensor multiply_rows(const torch::Tensor& x) const {
-    const int rows = int(x.size(0));
+  // x [rows, in] float32 → [rows, out] float32, on the calling thread; half as wide with `silu_and_mul`. With `add` the
+  // result is added to `y`, which is returned.
+  torch::Tensor multiply_rows(const torch::Tensor& x, bool may_be_wide, const std::string& epilogue_name,
+                              std::optional<torch::Tensor> y) const {
+    const Epilogue epilogue = epilogue_of(epilogue_name);
+    const int rows = int(x.size(0)), num_tiles = linear.out_features / kTile;
+    const int64_t width = epilogue == Epilogue::kSiluAndMul ? linear.out_features / 2 : linear.out_features;
+    TORCH_CHECK(x.dim() == 2 && x.size(1) == linear.in_features, "x: rows of ", linear.in_features, " are expected");
+    TORCH_CHECK(y.has_value() == (epilogue == Epilogue::kAdd), "y: expected with add, and only then");
+    if (!y) y = torch::empty({rows, width});
+    TORCH_CHECK(y->sizes() == torch::IntArrayRef({rows, width}), "y: [", rows, ", ", width, "] is expected");
     const float* values = data<float>(x, torch::kFloat32, "x");
     const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features);
     std::vector<uint8_t> prepared(rows * row_bytes);
     for (int row = 0; row < rows; ++row)
       prepare_row(linear.form, linear.in_features, values + size_t(row) * linear.in_features,
                   prepared.data() + row * row_bytes);
-    auto y = torch::empty({rows, linear.out_features});
-    const int num_tiles = linear.out_features / kTile;
-    multiply(linear, prepared.data(), 0, rows, 0, num_tiles, num_tiles, Epilogue::kStore, y.data_ptr<float>(),
-             linear.out_features);
-    return y;
+    multiply(linear, prepared.data(), 0, rows, 0, num_tiles, num_tiles, may_be_wide, epilogue,
+             const_cast<float*>(data<float>(*y, torch::kFloat32, "y")), width);
+    return *y;
   }
 
   torch::Tensor row(int64_t index) const {
@@ -191,10 +205,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   namespace py = pybind11;
   module.def("pack", &pack, py::arg("weight"), py::arg("form"));
   module.def("pack_blocks", &pack_blocks, py::arg("q"), py::arg("scale"), py::arg("offset"), py::arg("form"));
+  // None: products have no wide form here.
+  module.attr("LEAST_WIDE_ROWS") = kHasWideProduct ? py::object(py::int_(kLeastWideRows)) : py::none();
   py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(module, "PackedLinear")
       .def(py::init<torch::Tensor, const std::string&, int, std::optional<torch::Tensor>>(), py::arg("tiles"),
            py::arg("form"), py::arg("in_features"), py::arg("bias") = py::none())
-      .def("multiply", &PackedLinear::multiply_rows, py::arg("x"))
+      .def("multiply", &PackedLinear::multiply_rows, py::arg("x"), py::arg("may_be_wide") = false,
+           py::arg("epilogue") = "store", py::arg("y") = py::none())
       .def("row", &PackedLinear::row, py::arg("index"));
   py::class_<TorchDecoder>(module, "Decoder")
       .def(py::init<int, int, int, int, int, float, std::shared_ptr<PackedLinear>, torch::Tensor,

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 NAME = "pagedd_cpu"
-SOURCES = ("bindings.cpp", "decoder.cpp", "linear.cpp", "packing.cpp", "attention.cpp", "rope_kv.cpp")
+PARTS = ("bindings", "decoder", "linear", "wide_product", "packing", "attention", "rope_kv")
 # Maybe-uninitialized: GCC 12 reports its own AVX-512 headers.
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-Wno-maybe-uninitialized"]
 FOLDER = Path(__file__).parent
@@ -54,7 +54,7 @@ def build(library: Path) -> None:
     try:
         cpp_extension.load(
             NAME,
-            [str(FOLDER / name) for name in SOURCES],
+            [str(FOLDER / f"{part}.cpp") for part in PARTS],
             extra_cflags=FLAGS,
             extra_ldflags=link if link else ["-fopenmp"],
             build_directory=str(scratch),

@@ -56,6 +56,9 @@ struct Decoder::Scratch {
 
   explicit Scratch(int num_threads) : num_threads(num_threads), attention(num_threads), row(num_threads) {}
 
+  // One thread alone is the reference mode: a row is the same to the last bit whatever is computed with it.
+  bool may_be_wide() const { return num_threads > 1; }
+
   // With fewer rows than threads each thread prepares the inputs for itself: cheaper than a phase.
   bool prepares_alone(int num_rows) const { return num_rows < num_threads; }
 };
@@ -144,7 +147,7 @@ void Decoder::forward(const Batch& batch, const KvCache& kv, int num_threads, fl
     const int step = tile_step(head_, batch.num_logits_rows, num_threads);
     member.share(head_.out_features / kTile, step, [&](int begin, int end) {
       multiply(head_, scratch.prepared, 0, batch.num_logits_rows, begin, end, begin + step * num_threads,
-               Epilogue::kStore, logits, head_.out_features);
+               scratch.may_be_wide(), Epilogue::kStore, logits, head_.out_features);
     });
   }
 }
@@ -180,7 +183,8 @@ void Decoder::run_layer(const Layer& layer, bool is_last, const KvLayer& kv, con
       // Only by who holds a piece: as long as it does, no later phase can change what make_row reads.
       if (!is_prepared) prepare(0, num_rows);
       is_prepared = true;
-      multiply(linear, inputs, 0, num_rows, begin, end, begin + step * scratch.num_threads, epilogue, y, width);
+      multiply(linear, inputs, 0, num_rows, begin, end, begin + step * scratch.num_threads, scratch.may_be_wide(),
+               epilogue, y, width);
     });
   };
   const auto normed = [&](const float* rows, const float* weight) {

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quantized_row.h"
+#include "register_block.h"
 #include "vector_math.h"
 #include "weight_tiles.h"
+#include "wide_product.h"
 
-#if PAGEDD_AVX512 && defined(__AVX512VNNI__)
-#define PAGEDD_VNNI 1
-#endif
 #if PAGEDD_AVX512 && defined(__AVX512BF16__)
 #define PAGEDD_DPBF16 1
 #endif
@@ -17,23 +17,9 @@ namespace pagedd::cpu {
 namespace {
 
 constexpr int kMaxRows = 5;         // of a register block; with two tiles, 10 integer and 10 float sums
-constexpr int kTilesAtOnce = 2;     // of a register block
-constexpr float kLeastInput = 1e-35f;  // a group of smaller ones counts as zeros: its inverse would not be finite
 constexpr int kRowBlock = 64;       // rows whose inputs stay in the second-level cache while tiles go by
 
 constexpr size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
-
-// A prepared row of a quantized form: int8 values, then a scale and a scaled sum per group.
-struct QuantizedRow {
-  const int8_t* values;
-  const float* scales;
-  const float* sums;  // scale × Σ values
-};
-
-QuantizedRow quantized_row(const uint8_t* prepared, int in_features) {
-  const auto* floats = reinterpret_cast<const float*>(prepared + in_features);
-  return {reinterpret_cast<const int8_t*>(prepared), floats, floats + in_features / kGroup};
-}
 
 // ---- products: a register block is `rows` prepared rows times `tiles` tiles ------------------------------------------
 
@@ -113,34 +99,7 @@ Sums<rows, tiles> multiply_bfloat16(const uint8_t* const (&tile)[tiles], Inputs 
   return sums;
 }
 
-#if PAGEDD_VNNI
-// Calls use(quad, values) for the 8 quads of a group in both tiles, values[t] being unsigned bytes.
-template <int tiles, class Use>
-inline void for_each_quad(const Int8Group* const (&group)[tiles], Use use) {
-#pragma GCC unroll 8
-  for (int quad = 0; quad < kQuads; ++quad) {
-    __m512i values[tiles];
-    for (int t = 0; t < tiles; ++t) values[t] = _mm512_loadu_si512(group[t]->q[quad]);
-    use(quad, values);
-  }
-}
-
-template <int tiles, class Use>
-inline void for_each_quad(const Int4Group* const (&group)[tiles], Use use) {
-  const __m512i nibble = _mm512_set1_epi8(15);
-#pragma GCC unroll 4
-  for (int quad = 0; quad < kQuads / 2; ++quad) {
-    __m512i low[tiles], high[tiles];
-    for (int t = 0; t < tiles; ++t) {
-      const __m512i both = _mm512_loadu_si512(group[t]->q[quad]);
-      low[t] = _mm512_and_si512(both, nibble);
-      high[t] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-    }
-    use(quad, low);
-    use(quad + kQuads / 2, high);
-  }
-}
-#else
+#if !PAGEDD_VNNI
 inline int value_at(const Int8Group& group, int k, int output) { return group.q[k / 4][output][k % 4]; }
 inline int value_at(const Int4Group& group, int k, int output) {
   const uint8_t both = group.q[k % (kGroup / 2) / 4][output][k % 4];
@@ -150,7 +109,7 @@ inline int value_at(const Int4Group& group, int k, int output) {
 
 template <class Group, int rows, int tiles>
 Sums<rows, tiles> multiply_quantized(const uint8_t* const (&tile)[tiles], Inputs x, Sums<rows, tiles> sums) {
-  const QuantizedRow first = quantized_row(x.rows, x.in_features);
+  const QuantizedRow first(const_cast<uint8_t*>(x.rows), x.in_features);
   const auto of_row = [&](const float* values, int r) {
     return reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(values) + r * x.row_bytes);
   };
@@ -209,8 +168,7 @@ Sums<rows, tiles> multiply_tiles(const Linear& linear, int first_tile, Inputs x)
   Sums<rows, tiles> start;
   for (int t = 0; t < tiles; ++t) {
     tile[t] = linear.tiles + size_t(first_tile + t) * linear.tile_bytes();
-    const Vec bias = linear.bias ? Vec::load(linear.bias + size_t(first_tile + t) * kTile) : Vec::zero();
-    for (int r = 0; r < rows; ++r) start.of[r][t] = bias;
+    for (int r = 0; r < rows; ++r) start.of[r][t] = first_sum(linear, first_tile + t);
   }
   switch (linear.form) {
     case Form::kFloat32: return multiply_float32<rows, tiles>(tile, x, start);
@@ -227,17 +185,7 @@ template <int rows, int tiles>
 void multiply_block(const Linear& linear, const Inputs& x, int first_tile, Epilogue epilogue, float* y,
                     int64_t y_stride) {
   const Sums<rows, tiles> sums = multiply_tiles<rows, tiles>(linear, first_tile, x);
-  for (int r = 0; r < rows; ++r) {
-    float* out = y + r * y_stride;
-    if (epilogue == Epilogue::kSiluAndMul) {
-      (silu(sums.of[r][0]) * sums.of[r][tiles - 1]).store(out + size_t(first_tile / 2) * kTile);
-      continue;
-    }
-    for (int t = 0; t < tiles; ++t) {
-      float* lanes = out + size_t(first_tile + t) * kTile;
-      (epilogue == Epilogue::kAdd ? Vec::load(lanes) + sums.of[r][t] : sums.of[r][t]).store(lanes);
-    }
-  }
+  for (int r = 0; r < rows; ++r) finish(sums.of[r], first_tile, epilogue, y + r * y_stride);
 }
 
 using Block = void (*)(const Linear&, const Inputs&, int, Epilogue, float*, int64_t);
@@ -246,30 +194,6 @@ constexpr Block kBlocks[kTilesAtOnce][kMaxRows] = {
     {multiply_block<1, 2>, multiply_block<2, 2>, multiply_block<3, 2>, multiply_block<4, 2>, multiply_block<5, 2>},
 };
 
-void quantize_row(int in, const float* x, uint8_t* prepared) {
-  auto* values = reinterpret_cast<int8_t*>(prepared);
-  auto* scales = reinterpret_cast<float*>(prepared + in);
-  float* sums = scales + in / kGroup;
-  for (int g = 0; g < in / kGroup; ++g) {
-    const Vec a = Vec::load(x + g * kGroup), b = Vec::load(x + g * kGroup + kLanes);
-    const float largest = max(abs(a), abs(b)).max();
-    const Vec inverse = Vec::all(largest > kLeastInput ? 127.0f / largest : 0.0f);
-    const Vec qa = round(a * inverse), qb = round(b * inverse);
-    scales[g] = largest / 127.0f;
-    sums[g] = scales[g] * (qa + qb).sum();
-#if PAGEDD_AVX512
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + g * kGroup), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(qa.v)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + g * kGroup + kLanes),
-                     _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(qb.v)));
-#else
-    for (int i = 0; i < kLanes; ++i) {
-      values[g * kGroup + i] = int8_t(qa.v[i]);
-      values[g * kGroup + kLanes + i] = int8_t(qb.v[i]);
-    }
-#endif
-  }
-}
-
 }  // namespace
 
 size_t prepared_row_bytes(Form form, int in_features) {
@@ -277,7 +201,7 @@ size_t prepared_row_bytes(Form form, int in_features) {
   switch (form) {
     case Form::kFloat32: return in * 4;
     case Form::kBFloat16: return in * 2;
-    default: return in + in / kGroup * 2 * sizeof(float);
+    default: return QuantizedRow::num_bytes(in_features);
   }
 }
 
@@ -287,30 +211,30 @@ void prepare_row(Form form, int in_features, const float* x, uint8_t* prepared) 
   else if (form == Form::kBFloat16)
     for (int k = 0; k < in_features; ++k) reinterpret_cast<uint16_t*>(prepared)[k] = to_bfloat16(x[k]);
   else
-    quantize_row(in_features, x, prepared);
+    quantize_row(x, in_features, prepared);
 }
 
 void multiply(const Linear& linear, const uint8_t* prepared, int first_row, int end_row, int first_tile, int end_tile,
-              int next_tile, Epilogue epilogue, float* y, int64_t y_stride) {
+              int next_tile, bool may_be_wide, Epilogue epilogue, float* y, int64_t y_stride) {
+  const bool is_quantized = linear.form == Form::kInt8 || linear.form == Form::kInt4;
+  if (kHasWideProduct && may_be_wide && is_quantized && end_row - first_row >= kLeastWideRows) {
+    multiply_wide(linear, prepared, first_row, end_row, first_tile, end_tile, next_tile, epilogue, y, y_stride);
+    return;
+  }
   const size_t row_bytes = prepared_row_bytes(linear.form, linear.in_features), tile_bytes = linear.tile_bytes();
   for (int begin = first_row; begin < end_row; begin += kRowBlock) {
     const int num_rows = std::min(kRowBlock, end_row - begin);
-    // Register blocks of nearly equal size: 16 rows are 4 + 4 + 4 + 4, not three fives and a costly single one.
-    const int num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
-    const int least = num_rows / num_blocks, num_larger = num_rows % num_blocks;
-    const size_t share = divide_up(kTilesAtOnce * tile_bytes, num_blocks);
+    const size_t share = divide_up(kTilesAtOnce * tile_bytes, num_row_blocks(num_rows, kMaxRows));
     const size_t lines_per_group = divide_up(share, size_t(linear.in_features / kGroup) * Ahead::kLine);
     for (int tile = first_tile; tile < end_tile; tile += kTilesAtOnce) {
       const int num_tiles = std::min(kTilesAtOnce, end_tile - tile);
       const int turn = begin + kRowBlock < end_row ? first_tile : next_tile;
       const int wanted = tile + kTilesAtOnce < end_tile ? tile + kTilesAtOnce : turn;
-      for (int block = 0, row = 0; block < num_blocks; ++block) {
-        const int next = row + least + (block < num_larger);
+      for_each_row_block(num_rows, kMaxRows, [&](int block, int row, int next) {
         const Inputs x{prepared + size_t(begin + row) * row_bytes, row_bytes, linear.in_features,
                        {linear.tiles + wanted * tile_bytes + block * share, lines_per_group}};
         kBlocks[num_tiles - 1][next - row - 1](linear, x, tile, epilogue, y + (begin + row) * y_stride, y_stride);
-        row = next;
-      }
+      });
     }
   }
 }

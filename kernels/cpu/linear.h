@@ -1,7 +1,7 @@
 // y = x · Wᵀ with W in one of four forms, each packed in tiles of 16 outputs so that a register holds one tile's column.
 //
-// Owns the packed layouts (packing.cpp) and the products (linear.cpp). Threads, epilogues' meaning and whose weights
-// these are belong to decoder.cpp.
+// Owns the packed layouts (packing.cpp) and the products (linear.cpp, wide_product.cpp). Threads, epilogues' meaning and
+// whose weights these are belong to decoder.cpp.
 //
 //   form      a tile holds, for k in steps                            product
 //   kFloat32  [in][16] float                                          FMA
@@ -11,7 +11,8 @@
 //
 // Quantized forms: weight = scale × q + offset with q unsigned, scale and offset float16: the numbers of a GGUF's own
 // Q4_0, Q4_1 and Q8_0 blocks. Their inputs are quantized per row and group of 32 to int8, so that
-// y = Σ_groups x_scale · (scale · Σ q·x + offset · Σ x).
+// y = Σ_groups x_scale · (scale · Σ q·x + offset · Σ x). A row's result does not depend on how many others there are,
+// unless the product may be wide: of many rows it then takes the weights in 8 bits (wide_product.h), which is faster.
 #pragma once
 
 #include <cstddef>
@@ -56,6 +57,6 @@ enum class Epilogue {
 // Rows [first_row, end_row) times tiles [first_tile, end_tile). y: float32, `y_stride` floats a row.
 // next_tile: what this thread is likely to turn to then; fetched meanwhile. May lie past the last one.
 void multiply(const Linear& linear, const uint8_t* prepared, int first_row, int end_row, int first_tile, int end_tile,
-              int next_tile, Epilogue epilogue, float* y, int64_t y_stride);
+              int next_tile, bool may_be_wide, Epilogue epilogue, float* y, int64_t y_stride);
 
 }  // namespace pagedd::cpu

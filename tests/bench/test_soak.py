@@ -43,7 +43,7 @@ def test_a_line_that_no_fault_explains_is_found_with_its_trace() -> None:
     log = "\n".join(
         (
             "12:00:00.000 INFO    server: stopped",
-            "12:00:00.000 ERROR   engine_host: the engine process (pid 7) was ended by SIGKILL; starting another in 1",
+            "12:00:00.000 ERROR   engine_lives: the engine process (pid 7) was ended by SIGKILL; starting another in 1",
             "  a trace that belongs to it",
             "12:00:01.000 ERROR   service: a request broke [request 1f]",
             "Traceback (most recent call last):",

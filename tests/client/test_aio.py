@@ -19,18 +19,14 @@ from pagedd.client.protocol import (
     ChatMessage,
     Delta,
     Done,
-    EvictPrefix,
     Failed,
     Generate,
-    GetBlock,
-    GetPrefixes,
-    GetStats,
-    GetText,
     Ping,
     Pong,
     Sampling,
     SetPriority,
 )
+from pagedd.client.questions import EvictPrefix, GetBlock, GetPrefixes, GetStats, GetText
 from pagedd.client.stats_frame import StatsFrame, decode_stats
 
 FakeDaemon = Any

@@ -22,16 +22,15 @@ from pagedd.client.protocol import (
     Chat,
     ChatMessage,
     Delta,
-    EvictPrefix,
     Failed,
     Generate,
-    GetPrefixes,
     Load,
     Sampling,
     SetPriority,
     Sleep,
     Wake,
 )
+from pagedd.client.questions import EvictPrefix, GetPrefixes
 from pagedd.client.stats_frame import Event
 
 FakeDaemon = Any

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pagedd.client.protocol import Prefixes, PrefixNode
+from pagedd.client.questions import Prefixes, PrefixNode
 from pagedd.client.render import (
     ASCII,
     UNICODE,

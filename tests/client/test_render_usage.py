@@ -46,6 +46,13 @@ def test_a_cost_says_what_it_is_made_of() -> None:
     ]
 
 
+def test_what_is_more_than_nothing_never_reads_as_nothing() -> None:
+    cost = Cost(seconds=60.0, output_tokens=5, joules=0.0, joules_per_token=0.0499, money=4.2e-9)
+    lines = render_cost(msgspec.structs.replace(make_usage(), callers=[], since_start=cost), ASCII)
+    shown = {line.rsplit(maxsplit=2)[0]: line.split()[-1] for line in lines[5:]}
+    assert (shown["J"], shown["J / token"], shown["money"]) == ("0.0", "0.0499", "4.2e-09")
+
+
 def test_what_is_not_known_is_said_with_the_setting_that_it_needs() -> None:
     cost = Cost(seconds=60.0, output_tokens=5)
     nothing = msgspec.structs.replace(
@@ -61,7 +68,7 @@ def test_what_is_not_known_is_said_with_the_setting_that_it_needs() -> None:
     lines = render_cost(nothing, ASCII)
     assert lines[0].startswith("energy: not known: no counter")
     assert "[cost] watts" in lines[0]
-    assert lines[1] == "money:  not known: state [cost] box_price and kwh_price"
+    assert lines[1] == "money:  not known: state [cost] box_price, and kwh_price where energy is known"
     assert [line.split()[-2:] for line in lines if line.startswith(("J", "money /"))] == [["-", "-"]] * 6
     alone = msgspec.structs.replace(nothing, has_box_price=True)
     assert render_cost(alone, ASCII)[1].startswith("money:  the box alone; the rest needs [cost] kwh_price")

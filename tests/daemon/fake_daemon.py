@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from pagedd.daemon import cli, engine_host
+from pagedd.daemon import cli, engine_lives
 
-engine_host.ENGINE_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py")))
+engine_lives.ENGINE_COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py")))
 
 if __name__ == "__main__":
     sys.exit(cli.main())

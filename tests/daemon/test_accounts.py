@@ -6,7 +6,7 @@ import pytest
 
 from pagedd.daemon.accounts import MAX_ACCOUNTS, OTHERS, Accounts, Spent
 from pagedd.daemon.caller import Caller
-from pagedd.daemon.quota import Hold
+from pagedd.daemon.quota import Hold, Need
 from pagedd.daemon.quota_config import QuotaConfig, QuotaLimits
 from pagedd.daemon.subordinate_ids import SubordinateIds
 
@@ -70,7 +70,7 @@ def test_the_one_that_was_away_longest_is_forgotten_and_its_tokens_are_not(full:
 
 def test_nobody_loses_its_debt_in_a_flood(full: Accounts) -> None:
     for account in full:
-        account.allowance.hold([(Hold(), 1, 60)], 100, 1)
+        account.allowance.hold([(Hold(), Need(1, 60, 60))], 100)
     first, second = full.of(Caller(uid=5000)), full.of(Caller(uid=5001))
     assert first is second
     assert first.tag == OTHERS

@@ -145,32 +145,31 @@ def test_a_peer_address_is_an_identity_only_in_the_kernels_form(address: str, ca
 @pytest.mark.parametrize(
     ("message", "bounds"),
     [
-        (Generate(id="a", prompt="abcdefgh", sampling=Sampling(max_tokens=5)), (2 + 5, 8 + 5)),
-        (Generate(id="a", prompt="éé", sampling=Sampling(max_tokens=5, n=3)), (1 + 15, 4 + 15)),
-        (Generate(id="a", prompt_token_ids=[1, 2, 3], sampling=Sampling(max_tokens=5)), (3 + 5, 3 + 5)),
-        (Generate(id="a", prompt="abcd", sampling=Sampling(min_tokens=3)), (1 + 3, 99)),
+        (Generate(id="a", prompt="abcdefgh", sampling=Sampling(max_tokens=5)), (2, 5, 8 + 5)),
+        (Generate(id="a", prompt="éé", sampling=Sampling(max_tokens=5, n=3)), (1, 5, 4 + 15)),
+        (Generate(id="a", prompt_token_ids=[1, 2, 3], sampling=Sampling(max_tokens=5)), (3, 5, 3 + 5)),
+        (Generate(id="a", prompt="abcd", sampling=Sampling(min_tokens=3)), (1, 3, 99)),
         (
             Chat(id="a", messages=[ChatMessage(role="user", content="abcd")] * 2, sampling=Sampling(max_tokens=1)),
-            (2 + 1, 8 + 1),
+            (2, 1, 8 + 1),
         ),
     ],
 )
 def test_before_it_is_tokenized_a_message_has_a_fewest_and_a_most(
-    message: Generate | Chat, bounds: tuple[int, int]
+    message: Generate | Chat, bounds: tuple[int, int, int]
 ) -> None:
     assert token_bounds(message, max_token_bytes=4, most=99) == bounds
 
 
 def test_a_quota_bounds_the_output_that_was_not_asked_for_and_no_other() -> None:
-    def most_output(quota_tokens: int, **sampling: Any) -> int:
+    def most_output(quota: int, **sampling: Any) -> int:
         message = Chat(id="a", messages=[ChatMessage(role="user", content="x")], sampling=Sampling(**sampling))
         request = to_engine_request(
-            message, "r", [1] * 10, engine_info(), eos_token_ids=[], cache_extras=(), quota_tokens=quota_tokens
+            message, "r", [1] * 10, engine_info(), eos_token_ids=[], cache_extras=(), most_output_tokens=quota
         )
         return request.params.max_tokens
 
-    assert most_output(50) == 40
-    assert most_output(50, n=4) == 10
-    assert most_output(50, max_tokens=100) == 100
-    assert most_output(5) == 1
-    assert most_output(5, min_tokens=7) == 7
+    assert most_output(40) == 40
+    assert most_output(40, max_tokens=100) == 100
+    assert most_output(-5) == 1
+    assert most_output(-5, min_tokens=7) == 7

@@ -145,3 +145,11 @@ def test_seats_are_not_advised_where_the_cores_are_busy_with_those_there_are() -
     assert "--max-num-seqs" not in advice.change
     [advice] = advise(replace(waiting, max_num_seqs=8))
     assert advice.change == "--max-num-seqs 16"
+
+
+def test_longer_steps_are_not_advised_where_the_cores_are_busy_with_those_there_are() -> None:
+    waiting = replace(HEALTHY, kv_usage_waiting=0.4, occupancy_waiting=0.3, is_cpu=True)
+    [advice] = advise(waiting)
+    assert (advice.cause, advice.change[:10]) == ("idle_blocks", "no setting")
+    [advice] = advise(replace(waiting, max_num_seqs=8, max_num_batched_tokens=16))
+    assert advice.change == "--max-num-batched-tokens 32"

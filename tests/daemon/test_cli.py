@@ -105,7 +105,8 @@ def test_check_config_refuses_a_pool_that_the_machine_can_never_hold(
     flags = ["--model", str(model_gguf), "--device", "cpu", "--num-blocks", "100000000"]
     assert cli.main(["check-config", *flags]) == os.EX_CONFIG
     assert re.search(
-        r"invalid_setting: num_blocks 100000000 of \d+ bytes take \d+\.\d GiB, cpu has", capsys.readouterr().err
+        r"invalid_setting: num_blocks 100000000 of \d+ bytes take \d+\.\d GiB beside 0\.1 GiB of weights, cpu has",
+        capsys.readouterr().err,
     )
 
 

@@ -1,6 +1,7 @@
 """What is kept of an engine that died."""
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,18 @@ CRASH = Crash(reason="it was ended by SIGSEGV", trace="", info=None, stats=None,
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     reports = CrashReports(tmp_path / "crashes")
     paths = [reports.keep(CRASH) for _ in range(MAX_KEPT + 3)]
+    assert [path for path in paths if path is not None and path.exists()] == paths[3:]
+
+
+def test_after_a_clock_was_set_back_the_newest_are_still_those_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports, when = CrashReports(tmp_path / "crashes"), datetime(2026, 1, 2, tzinfo=UTC)
+    monkeypatch.setattr("pagedd.daemon.crash_reports.utc_now", lambda: when)
+    paths = []
+    for _ in range(MAX_KEPT + 3):
+        paths.append(reports.keep(CRASH))
+        when -= timedelta(hours=1)
     assert [path for path in paths if path is not None and path.exists()] == paths[3:]
 
 

@@ -5,7 +5,7 @@ import pytest
 from pagedd.daemon.accounts import Accounts
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.doctor import MAX_AGE_S, MAX_SAMPLES, Doctor
-from pagedd.daemon.quota import Hold
+from pagedd.daemon.quota import Hold, Need
 from pagedd.daemon.quota_config import QuotaConfig
 from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import Preemption
@@ -66,6 +66,12 @@ def test_who_waits_for_a_prefix_in_flight_does_not_wait_for_room(clinic: Clinic)
     assert clinic.doctor.window(INFO).waiting_ratio == 0.5
 
 
+def test_who_waits_because_of_a_pace_would_wait_with_any_setting(clinic: Clinic) -> None:
+    for clinic.doctor.is_paced in (True, False):
+        clinic.second(running=4, waiting=3)
+    assert clinic.doctor.window(INFO).waiting_ratio == 0.5
+
+
 def test_another_engine_begins_anew(clinic: Clinic) -> None:
     for _ in range(3):
         clinic.doctor.saw_prompt([7] * 64, "ana")
@@ -119,10 +125,10 @@ def test_only_preemptions_for_blocks_count_and_what_they_cost_is_told(clinic: Cl
 def test_the_top_caller_is_named_only_beside_others(clinic: Clinic) -> None:
     pool_tokens = INFO.num_blocks * INFO.block_size
     ana, bob = (clinic.accounts.of(Caller(uid=uid)) for uid in (1001, 1002))
-    ana.allowance.hold([(Hold(), 1, pool_tokens // 2)], pool_tokens, 1)
+    ana.allowance.hold([(Hold(), Need(1, pool_tokens // 2, pool_tokens // 2))], pool_tokens)
     clinic.second()
     assert clinic.doctor.window(INFO).top_caller == ""
-    bob.allowance.hold([(Hold(), 1, 1)], pool_tokens, 1)
+    bob.allowance.hold([(Hold(), Need(1, 1, 1))], pool_tokens)
     clinic.second()
     window = clinic.doctor.window(INFO)
     assert (window.top_caller, window.top_caller_share) == (ana.name, pytest.approx(0.25))

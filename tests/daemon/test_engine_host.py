@@ -353,7 +353,7 @@ async def test_a_host_stops_while_its_engine_sleeps(start_host: StartHost) -> No
 async def test_an_engine_that_hangs_is_put_to_sleep_all_the_same_and_is_lost(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_lives._EXIT_TIMEOUT_S", 0.1)
     engine = await start_host()
     pid = engine.host.pid
     ended: list[bool] = []
@@ -403,7 +403,7 @@ async def test_an_engine_that_dies_of_its_exit_is_lost(start_host: StartHost, ho
 async def test_putting_an_engine_to_sleep_that_cannot_be_ended_fails(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_lives._EXIT_TIMEOUT_S", 0.1)
     monkeypatch.setattr("pagedd.daemon.engine_child._KILL_TIMEOUT_S", 0.1)
     engine = await start_host()
     monkeypatch.setattr(EngineChild, "kill", lambda child: None)
@@ -423,7 +423,7 @@ async def test_putting_an_engine_to_sleep_that_cannot_be_ended_fails(
 async def test_a_hung_engine_is_killed_when_the_host_stops(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_lives._EXIT_TIMEOUT_S", 0.1)
     engine = await start_host()
     pid = engine.host.pid
     engine.host.submit(request("a", Prompt.HANG))
@@ -437,7 +437,7 @@ async def test_a_hung_engine_is_killed_when_the_host_stops(
 async def test_a_host_stops_although_its_engine_cannot_be_ended(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedd.daemon.engine_host._EXIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("pagedd.daemon.engine_lives._EXIT_TIMEOUT_S", 0.1)
     monkeypatch.setattr("pagedd.daemon.engine_child._KILL_TIMEOUT_S", 0.1)
     engine = await start_host()
     monkeypatch.setattr(EngineChild, "kill", lambda child: None)

@@ -24,7 +24,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log(clock: Clock) -> EventLog:
-    return EventLog(clock)
+    return EventLog(clock, to_unix_s=lambda at_s: at_s)
 
 
 def told(log: EventLog) -> list[tuple[str, str, str]]:
@@ -39,6 +39,23 @@ def test_refusals_of_two_kinds_in_turn_do_not_push_everything_else_out() -> None
         clock[0] += 0.001
         log.refused(("prompt_too_long", "queue_full")[number % 2], "scripted")
     assert [event.reason for event in log.newest()] == ["ready", "prompt_too_long: scripted", "queue_full: scripted"]
+
+
+@pytest.mark.parametrize("jump_s", [7200.0, -7200.0])
+def test_a_clock_that_is_set_lets_no_refusal_through_and_tears_no_burst(clock: Clock, jump_s: float) -> None:
+    moved_s = 0.0
+    log = EventLog(clock, to_unix_s=lambda at_s: at_s + moved_s)
+    for total in (0, 3, 4, 9):
+        log.refused("queue_full", "scripted")
+        log.saw_evictions(total)
+        clock.now += 0.25
+        moved_s = jump_s
+    clock.now += 1.0
+    assert [reason for _, reason, _ in told(log)] == [
+        "queue_full: scripted",
+        "9 cached blocks were taken for new tokens within 0.5 s",
+    ]
+    assert [event.time_s for event in log.newest()] == [1000.0, 1000.75 + jump_s]
 
 
 def test_the_newest_are_kept_and_numbered_without_a_gap(log: EventLog) -> None:

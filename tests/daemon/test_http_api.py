@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from pagedd.client.protocol import MAX_MESSAGE_BYTES
-from pagedd.daemon import http_api, http_generate
+from pagedd.daemon import http_api, http_body, http_generate
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.telemetry import TelemetryCollector
 
@@ -385,20 +385,35 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
         [POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}"],
         [POST + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}"],
         [POST + b"Transfer-Encoding: chunked\r\n\r\nnot a size\r\n"],
-        [POST + b"Transfer-Encoding: chunked\r\n\r\n", b"2\r\n{}\r\n", b"not a size\r\n"],
-        [POST + b"Content-Length: 100\r\n\r\n{", b"}"],
         [POST + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"],
-        [POST + b"Content-Encoding: deflate\r\nContent-Length: 2\r\n\r\n", b"{}"],
     ],
     ids=lambda parts: repr(b"".join(parts))[:60],
 )
 async def test_what_is_not_http_is_refused_with_a_code_and_without_a_trace_in_the_log(
-    door: Door, parts: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    door: Door, parts: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_api, "_BODY_TIMEOUT_S", 0.2)
     status, answer = await answer_to(door, *parts)
     assert (status, answer["error"]["code"]) == (400, "malformed_message")
     assert len(answer["error"]["message"]) < 300
+    assert not [record for record in caplog.records if record.exc_info]
+    assert (await door.served.get("/ready"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [POST + b"Transfer-Encoding: chunked\r\n\r\n", b"2\r\n{}\r\n", b"not a size\r\n"],
+        [POST + b"Content-Length: 100\r\n\r\n{", b"}"],
+        [POST + b"Content-Encoding: deflate\r\nContent-Length: 2\r\n\r\n", b"{}"],
+    ],
+    ids=["a wrong chunk", "too short", "not deflate"],
+)
+async def test_a_body_whose_end_does_not_come_is_refused_without_a_trace_in_the_log(
+    door: Door, parts: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_body, "TIMEOUT_S", 0.2)
+    status, answer = await answer_to(door, *parts)
+    assert (status, answer["error"]["code"]) == (408, "body_timeout")
     assert not [record for record in caplog.records if record.exc_info]
     assert (await door.served.get("/ready"))[0] == 200
 

@@ -6,18 +6,8 @@ import msgspec
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import (
-    Chat,
-    ChatMessage,
-    EvictPrefix,
-    Generate,
-    GetBlock,
-    GetPrefixes,
-    GetPreviews,
-    GetStats,
-    GetText,
-    Owner,
-)
+from pagedd.client.protocol import Chat, ChatMessage, Generate
+from pagedd.client.questions import EvictPrefix, GetBlock, GetPrefixes, GetPreviews, GetStats, GetText, Owner
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.frames import PREVIEW_CHARS
 from pagedd.daemon.inspection import MAX_TEXT_CHARS, Inspection, Question

@@ -236,6 +236,17 @@ async def test_what_the_pool_can_never_hold_is_refused_with_its_size(socket_fold
         assert models["data"][0]["max_model_len"] == 800
 
 
+@pytest.mark.parametrize(("settings", "length"), [({}, 2048), ({"max_model_len": 300}, 300)])
+async def test_before_there_is_an_engine_the_longest_request_is_what_model_and_settings_allow(
+    socket_folder: Path, settings: dict[str, int], length: int
+) -> None:
+    host = ScriptedHost()
+    host.info = None
+    async with serving(socket_folder, host, **settings) as served:
+        _, models = await served.get("/v1/models")
+        assert models["data"][0]["max_model_len"] == length
+
+
 async def test_numbers_that_are_not_finite_are_refused(served: Served) -> None:
     for value in (math.nan, math.inf, -math.inf):
         for field in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):

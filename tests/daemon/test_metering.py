@@ -11,16 +11,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pagedd.client.protocol import (
-    Chat,
-    ChatMessage,
-    DaemonMessage,
-    Failed,
-    Generate,
-    GetUsage,
-    Sampling,
-    UsageReport,
-)
+from pagedd.client.protocol import Chat, ChatMessage, DaemonMessage, Failed, Generate, Sampling
+from pagedd.client.questions import GetUsage, UsageReport
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.cost_config import CostConfig

@@ -1,11 +1,12 @@
 """What one caller may still have: in flight, in a minute, of the pool. Sixty tokens a minute are one a second."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.quota import Allowance, Hold, QuotaRefusal
+from pagedd.daemon.quota import Allowance, Hold, Need, QuotaRefusal, least_need_of, need_of
 from pagedd.daemon.quota_config import QuotaLimits
 
 POOL = 100
@@ -30,7 +31,7 @@ def allowance(clock: Clock, **limits: object) -> Allowance:
 
 def held(allowance: Allowance, tokens: int, choices: int = 1) -> Hold:
     hold = Hold()
-    allowance.hold([(hold, choices, tokens)], POOL, 1)
+    allowance.hold([(hold, Need(choices, tokens, tokens))], POOL)
     return hold
 
 
@@ -45,7 +46,7 @@ def test_without_limits_nothing_is_refused(clock: Clock) -> None:
     free = allowance(clock)
     held(free, 10**9, 1000)
     assert free.tokens_left is None
-    assert free.most_tokens(POOL, 1) is None
+    assert free.most_tokens(POOL) is None
 
 
 def test_a_request_over_the_number_in_flight_may_come_again_when_one_has_ended(clock: Clock) -> None:
@@ -119,24 +120,43 @@ def test_the_share_of_the_pool_is_held_until_the_end(clock: Clock) -> None:
     held(half, 50)
 
 
-def test_the_share_of_the_pool_is_of_whole_blocks_for_each_choice(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "choices", "output", "num_blocks"),
+    [(17, 1, 15, 2), (17, 1, 16, 3), (17, 2, 15, 3), (17, 2, 17, 5), (16, 3, 16, 4), (15, 4, 2, 8), (3, 4, 1, 4)],
+)
+def test_choices_need_the_prompts_full_blocks_once_and_each_a_tail_of_its_own(
+    prompt: int, choices: int, output: int, num_blocks: int
+) -> None:
+    assert need_of(prompt, choices, output, 16) == (choices, prompt + choices * output, 16 * num_blocks)
+
+
+def test_before_the_prompt_is_counted_no_more_is_held_than_it_may_come_to_need() -> None:
+    for choices, prompt, output in itertools.product((1, 2, 5), range(1, 40), range(1, 20)):
+        least = least_need_of(prompt, choices, output, 8)
+        needs = [need_of(longer, choices, output, 8).num_kv_tokens for longer in range(prompt, prompt + 9)]
+        assert least.num_kv_tokens <= min(needs)
+        assert choices > 1 or least.num_kv_tokens == needs[0]
+
+
+def test_the_share_of_the_pool_is_of_whole_blocks(clock: Clock) -> None:
     quarter, holds = allowance(clock, kv_share=0.25), [Hold() for _ in range(4)]
     for hold, choices in zip(holds, (1, 2, 2), strict=False):  # of a pool of 20 blocks of 16
-        quarter.hold([(hold, choices, 2)], 320, 16)
-    assert refusal(lambda: quarter.hold([(holds[3], 1, 2)], 320, 16)).limit == "kv"
-    assert (quarter.num_tokens, quarter.num_kv_tokens) == (6, 80)
+        quarter.hold([(hold, need_of(1, choices, 1, 16))], 320)
+    assert refusal(lambda: quarter.hold([(holds[3], need_of(1, 1, 1, 16))], 320)).limit == "kv"
+    assert (quarter.num_tokens, quarter.num_kv_tokens) == (8, 80)
     quarter.release(holds[0], 2)
-    quarter.hold([(holds[3], 1, 16)], 320, 16)
+    quarter.hold([(holds[3], need_of(15, 1, 1, 16))], 320)
     assert quarter.num_kv_tokens == 80
 
 
-@pytest.mark.parametrize(("choices", "most"), [(1, 80), (2, 64), (3, 48), (6, 0)])
-def test_the_most_that_one_request_may_need_is_never_refused_as_impossible(
-    clock: Clock, choices: int, most: int
-) -> None:
+@pytest.mark.parametrize("choices", [1, 2, 3, 6])
+def test_the_most_output_that_may_be_fits_and_a_token_more_does_not(clock: Clock, choices: int) -> None:
     caller = allowance(clock, kv_share=0.29)
-    assert caller.most_tokens(300, 16, choices) == most
-    caller.hold([(Hold(), choices, most)], 300, 16)
+    for prompt in range(1, 99):
+        most = caller.most_output_tokens(prompt, choices, 300, 16)
+        assert most is not None
+        assert need_of(prompt, choices, max(0, most) + 1, 16).num_kv_tokens > 87
+        assert most <= 0 or need_of(prompt, choices, most, 16).num_kv_tokens <= 87
 
 
 @pytest.mark.parametrize(
@@ -144,7 +164,7 @@ def test_the_most_that_one_request_may_need_is_never_refused_as_impossible(
     [
         ({"max_requests": 1}, "requests", "needs 2, its caller may have 1"),
         ({"tokens_per_minute": 60}, "tokens", "needs 61, its caller may have 60 tokens a minute"),
-        ({"kv_share": 0.6}, "kv", "needs 62, its caller may have 60 tokens of the KV pool"),
+        ({"kv_share": 0.6}, "kv", "needs 61, its caller may have 60 tokens of the KV pool"),
     ],
 )
 def test_what_can_never_fit_is_not_told_to_come_again(
@@ -157,7 +177,7 @@ def test_what_can_never_fit_is_not_told_to_come_again(
 
 def test_what_can_never_fit_is_said_to_be_the_least_before_the_tokens_are_counted(clock: Clock) -> None:
     sixty = allowance(clock, tokens_per_minute=60)
-    refused = refusal(lambda: sixty.hold([(Hold(), 1, 61)], POOL, 1, most_tokens=1000))
+    refused = refusal(lambda: sixty.hold([(Hold(), Need(1, 61, 61))], POOL, most_tokens=1000))
     assert "needs at least 61, its caller may have 60 tokens a minute" in refused.message
 
 
@@ -165,19 +185,19 @@ def test_the_prompts_of_one_request_are_taken_all_or_none(clock: Clock) -> None:
     sixty = allowance(clock, tokens_per_minute=60, max_requests=9)
     held(sixty, 20)
     holds = [Hold(), Hold()]
-    assert refusal(lambda: sixty.hold([(hold, 1, 30) for hold in holds], POOL, 1)).retry_after_s == 20.0
+    assert refusal(lambda: sixty.hold([(hold, Need(1, 30, 30)) for hold in holds], POOL)).retry_after_s == 20.0
     assert (sixty.num_choices, sixty.tokens_left) == (1, 40)
-    assert refusal(lambda: sixty.hold([(hold, 1, 31) for hold in holds], POOL, 1)).code == "exceeds_quota"
+    assert refusal(lambda: sixty.hold([(hold, Need(1, 31, 31)) for hold in holds], POOL)).code == "exceeds_quota"
 
 
 def test_a_hold_that_grows_pays_the_difference_and_is_judged_by_the_whole(clock: Clock) -> None:
     sixty = allowance(clock, tokens_per_minute=60)
     held(sixty, 30)
     hold = held(sixty, 10)
-    refused = refusal(lambda: sixty.hold([(hold, 1, 35)], POOL, 1))
+    refused = refusal(lambda: sixty.hold([(hold, Need(1, 35, 35))], POOL))
     assert refused.message.startswith("35 tokens needed, 30 left of 60 a minute")
     assert refused.retry_after_s == 5.0  # with the 10 that it gives back
-    sixty.hold([(hold, 1, 30)], POOL, 1)
+    sixty.hold([(hold, Need(1, 30, 30))], POOL)
     assert sixty.tokens_left == 0
 
 
@@ -185,7 +205,7 @@ def test_before_the_tokens_are_counted_the_wait_is_for_the_most_that_they_can_be
     sixty = allowance(clock, tokens_per_minute=60)
     held(sixty, 50)
     for most, wait_s in ((25, 15.0), (1000, 50.0)):
-        refused = refusal(lambda most=most: sixty.hold([(Hold(), 1, 20)], POOL, 1, most_tokens=most))  # type: ignore[misc]
+        refused = refusal(lambda most=most: sixty.hold([(Hold(), Need(1, 20, 20))], POOL, most_tokens=most))  # type: ignore[misc]
         assert refused.message.startswith("at least 20 tokens needed, 10 left of 60 a minute")
         assert refused.retry_after_s == wait_s
 
@@ -237,7 +257,7 @@ def test_a_hold_that_grows_after_other_limits_takes_and_gives_back_its_growth(cl
     hold = held(caller, 20)
     caller.replace(QuotaLimits(tokens_per_minute=60))
     assert caller.tokens_left == 58
-    caller.hold([(hold, 1, 50)], POOL, 1)
+    caller.hold([(hold, Need(1, 50, 50))], POOL)
     assert caller.tokens_left == 28
     caller.release(hold, 0)
     assert caller.tokens_left == 58

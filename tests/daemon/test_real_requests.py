@@ -1,6 +1,7 @@
 """Requests against the real daemon with the real model: isolation, seeds, and what leaving clients leave behind."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +25,15 @@ async def http(serving_daemon: RunningDaemon) -> AsyncIterator[aiohttp.ClientSes
     connector = aiohttp.UnixConnector(str(serving_daemon.endpoints.http), limit=0)
     async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
         yield session
+
+
+def test_a_pool_that_the_machine_can_never_hold_is_an_error_in_the_settings_and_not_tried_again(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = start_daemon("--num-blocks", "2000000000")
+    assert daemon.process.wait(60) == os.EX_CONFIG
+    assert "invalid_setting: num_blocks 2000000000 of " in daemon.log
+    assert "starting another" not in daemon.log
 
 
 async def complete(http: aiohttp.ClientSession, **body: Any) -> Any:

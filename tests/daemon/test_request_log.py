@@ -8,7 +8,7 @@ import pytest
 
 from pagedd.client.aio import AsyncClient
 from pagedd.client.replay import replay
-from pagedd.client.request_log import LoggedRequest, read_log
+from pagedd.client.request_log import LoggedRequest, arrivals_s, read_log
 from pagedd.daemon.request_log import RequestLog
 
 from .scripted import ScriptedHost, serving
@@ -31,6 +31,18 @@ def test_the_file_is_its_owners_alone_and_a_full_one_makes_room(tmp_path: Path) 
     assert kept == [1, 2, 3, 4, 5]
     log.add(ONE)
     assert read_log(path, "file")[-1] == ONE, "a file that is there is continued"
+
+
+@pytest.mark.parametrize("jump_s", [7200.0, -7200.0])
+def test_a_clock_that_is_set_between_two_requests_changes_nothing_of_their_pace(jump_s: float) -> None:
+    """Logged as they ended: the second came before the first, and the last without a gap, by hand."""
+    entries = [
+        LoggedRequest(prompt_tokens=1, output_tokens=1, time_s=1000.0),
+        LoggedRequest(prompt_tokens=1, output_tokens=1, time_s=998.0 + jump_s, after_s=-2.0),
+        LoggedRequest(prompt_tokens=1, output_tokens=1, time_s=1003.0 + jump_s, after_s=5.0),
+        LoggedRequest(prompt_tokens=1, output_tokens=1, time_s=1004.5 + jump_s),
+    ]
+    assert arrivals_s(entries) == [2.0, 0.0, 5.0, 6.5]
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from pagedd.daemon.config import DaemonConfig, load_config
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.rivals import CALM_S, Rivals, running_programs
 
-from .fake_nvml import FakeNvml
+from .fake_nvml import UNKNOWN, FakeNvml
 from .scripted import engine_info
 
 GIB = 1 << 30
+PID = 77  # of the engine
 # 1 GiB of weights and 1 GiB of KV.
 ON_THE_CARD = engine_info(
     device="cuda:0", model_bytes=GIB, num_blocks=1024, block_size=16, kv_bytes_per_token=GIB >> 14
@@ -31,43 +32,76 @@ class Scene:
 
 def test_a_named_program_claims_the_device_while_it_runs_and_until_it_has_been_gone_for_a_while() -> None:
     scene = Scene(yield_to=("Game", "/usr/bin/blender"))
-    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) is None
     scene.programs += ["game", "blender"]
-    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) == "blender, game run"
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) == "blender, game run"
     scene.programs.remove("blender")
-    assert scene.rivals.claim(None, EngineState.ASLEEP) == "game runs"
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) == "game runs"
     scene.programs.remove("game")
     scene.now_s = CALM_S - 0.1
-    assert scene.rivals.claim(None, EngineState.ASLEEP) == "game runs"
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) == "game runs"
     scene.now_s = CALM_S
-    assert scene.rivals.claim(None, EngineState.ASLEEP) is None
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) is None
 
 
 def test_others_memory_claims_the_card_until_the_engine_fits_in_beside_the_floor_again() -> None:
     scene = Scene(yield_below_gib=0.5)
     scene.nvml.used = 3.5 * GIB
-    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) is None
     scene.nvml.used = 3.75 * GIB
-    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) == "0.2 GiB of the GPU are free, 0.5 are wanted"
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) == "0.2 GiB of the GPU are free, 0.5 are wanted"
     scene.nvml.used = 1.75 * GIB  # the engine's 2 GiB are back
-    assert scene.rivals.claim(None, EngineState.ASLEEP) == "2.2 GiB of the GPU are free, 2.5 are wanted"
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) == "2.2 GiB of the GPU are free, 2.5 are wanted"
     scene.nvml.used, scene.now_s = 1.5 * GIB, CALM_S
-    assert scene.rivals.claim(None, EngineState.ASLEEP) is None
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) is None
 
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.LOADING, EngineState.RESTARTING])
 def test_the_half_loaded_weights_of_ones_own_engine_are_no_rival(state: EngineState) -> None:
     scene = Scene(yield_below_gib=0.5)
-    scene.rivals.claim(ON_THE_CARD, EngineState.READY)
+    scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY)
     scene.nvml.used = 1.75 * GIB
-    assert scene.rivals.claim(None, state) is None
-    assert scene.rivals.claim(None, EngineState.ASLEEP) == "2.2 GiB of the GPU are free, 2.5 are wanted"
+    assert scene.rivals.claim(None, None, state) is None
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) == "2.2 GiB of the GPU are free, 2.5 are wanted"
+
+
+def test_what_the_driver_says_the_engine_holds_has_to_fit_in_beside_the_floor_again() -> None:
+    """Half a GiB more than its weights and KV: a context and graphs."""
+    scene = Scene(yield_below_gib=0.5)
+    scene.nvml.used = 3.75 * GIB
+    scene.nvml.compute = [(PID, int(2.5 * GIB)), (78, GIB)]
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) == "0.2 GiB of the GPU are free, 0.5 are wanted"
+    scene.nvml.compute, scene.nvml.used = [(PID, GIB // 4), (78, GIB)], 1.25 * GIB
+    scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY)  # it is on its way out, and has given most back
+    scene.nvml.compute = [(78, GIB)]
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) == "2.8 GiB of the GPU are free, 3.0 are wanted"
+    scene.nvml.used, scene.now_s = GIB, CALM_S
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) is None
+
+
+@pytest.mark.parametrize("held", [None, UNKNOWN])
+def test_where_the_driver_does_not_say_what_the_engine_holds_its_weights_and_blocks_count(held: int | None) -> None:
+    scene = Scene(yield_below_gib=0.5)
+    scene.nvml.used, scene.nvml.compute = 3.5 * GIB, [(PID, held)]
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) is None
+    scene.nvml.used = 1.75 * GIB
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) == "2.2 GiB of the GPU are free, 2.5 are wanted"
+
+
+def test_the_next_engine_is_measured_anew() -> None:
+    scene = Scene(yield_below_gib=0.5)
+    scene.nvml.used, scene.nvml.compute = 3.25 * GIB, [(PID, 3 * GIB)]
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) is None
+    scene.nvml.used, scene.nvml.compute = 2.5 * GIB, [(PID + 1, int(2.25 * GIB))]
+    assert scene.rivals.claim(ON_THE_CARD, PID + 1, EngineState.READY) is None
+    scene.nvml.used = 1.25 * GIB
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) is None
 
 
 def test_a_named_program_claims_the_device_from_an_engine_that_loads() -> None:
     scene = Scene(yield_to=("game",))
     scene.programs.append("game")
-    assert scene.rivals.claim(None, EngineState.LOADING) == "game runs"
+    assert scene.rivals.claim(None, None, EngineState.LOADING) == "game runs"
 
 
 def test_the_card_that_is_looked_at_is_the_engines_own_after_it_moved_to_another() -> None:
@@ -77,35 +111,35 @@ def test_the_card_that_is_looked_at_is_the_engines_own_after_it_moved_to_another
     scene.nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(  # type: ignore[method-assign]
         used=used[handle], total=4 * GIB
     )
-    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) is None
     moved = replace(ON_THE_CARD, device="cuda:1")
-    assert scene.rivals.claim(moved, EngineState.READY) == "0.0 GiB of the GPU are free, 0.5 are wanted"
+    assert scene.rivals.claim(moved, PID, EngineState.READY) == "0.0 GiB of the GPU are free, 0.5 are wanted"
 
 
 def test_a_floor_that_does_not_fit_beside_the_engine_keeps_nobody_away_for_ever() -> None:
     scene = Scene(yield_below_gib=3)
-    scene.rivals.claim(ON_THE_CARD, EngineState.READY)
+    scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY)
     scene.now_s = CALM_S
-    assert scene.rivals.claim(None, EngineState.ASLEEP) is None
+    assert scene.rivals.claim(None, None, EngineState.ASLEEP) is None
 
 
 @pytest.mark.parametrize("broken", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetHandleByIndex"])
 def test_a_card_that_tells_nothing_is_claimed_by_nobody(broken: str) -> None:
     scene = Scene(yield_below_gib=4)
     scene.nvml.broken = (broken,)
-    assert scene.rivals.claim(ON_THE_CARD, EngineState.READY) is None
+    assert scene.rivals.claim(ON_THE_CARD, PID, EngineState.READY) is None
 
 
 def test_whoever_looks_for_programs_alone_loads_no_driver() -> None:
     config = DaemonConfig(yield_to=("game",))
     rivals = Rivals(config, lambda: pytest.fail("NVML was loaded"), lambda: ["game"], lambda: 0.0)
-    assert rivals.claim(ON_THE_CARD, EngineState.READY) == "game runs"
+    assert rivals.claim(ON_THE_CARD, PID, EngineState.READY) == "game runs"
 
 
 def test_an_engine_on_the_cpu_has_no_card_to_leave() -> None:
     scene = Scene(yield_below_gib=4)
     scene.nvml.used = 4 * GIB
-    assert scene.rivals.claim(engine_info(), EngineState.READY) is None
+    assert scene.rivals.claim(engine_info(), PID, EngineState.READY) is None
 
 
 def test_without_settings_nobody_is_looked_for() -> None:

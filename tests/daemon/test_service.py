@@ -7,17 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import (
-    Accepted,
-    Chat,
-    ChatMessage,
-    DaemonMessage,
-    Delta,
-    Done,
-    Failed,
-    Generate,
-    Sampling,
-)
+from pagedd.client.protocol import Accepted, Chat, ChatMessage, DaemonMessage, Delta, Done, Failed, Generate, Sampling
 from pagedd.daemon.advice import LEAST_BUSY_S
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState

@@ -203,6 +203,30 @@ def test_a_counter_that_wraps_goes_on(tmp_path: Path) -> None:
     assert rapl.read()[0] == 1.5
 
 
+@pytest.mark.parametrize("maximum_uj", [0, 262_000_000_000])
+def test_a_counter_that_began_anew_is_not_taken_for_one_that_wrapped(tmp_path: Path, maximum_uj: int) -> None:
+    zones = Zones(tmp_path)
+    zones.write("intel-rapl:0", 100_000_000_000, maximum_uj)
+    rapl = Rapl(tmp_path)
+    rapl.read()
+    zones.write("intel-rapl:0", 500_000, maximum_uj)
+    joules, watts = rapl.read()
+    assert (joules, watts) == (0.0, 0.0)
+    zones.write("intel-rapl:0", 1_500_000, maximum_uj)
+    assert rapl.read()[0] == 1.0
+
+
+def test_what_could_not_be_read_for_a_while_is_in_the_next_reading(tmp_path: Path) -> None:
+    zones = Zones(tmp_path)
+    zones.write("intel-rapl:0", 1_000_000)
+    rapl = Rapl(tmp_path)
+    rapl.read()
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("")
+    assert rapl.read()[0] == 0.0
+    zones.write("intel-rapl:0", 4_000_000)
+    assert rapl.read()[0] == 3.0
+
+
 def test_without_the_files_or_the_right_to_read_them_there_is_no_figure(tmp_path: Path) -> None:
     assert Rapl(tmp_path / "absent").read() == (None, None)
     (tmp_path / "intel-rapl:0").mkdir()

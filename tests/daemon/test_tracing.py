@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagedd.client.aio import AsyncClient
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, DaemonMessage, Done, Failed, Generate, Sampling
 from pagedd.daemon.caller import Caller
@@ -15,7 +16,7 @@ from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.service import Service
 from pagedd.daemon.tracing import Tracing
 
-from .scripted import ScriptedHost, until, write_model
+from .scripted import ScriptedHost, serving, until, write_model
 
 export = pytest.importorskip("opentelemetry.sdk.trace.export")
 
@@ -27,11 +28,15 @@ def spans() -> Any:
     return InMemorySpanExporter()
 
 
-@pytest.fixture
-async def service(tmp_path: Path, spans: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+@pytest.fixture(autouse=True)
+def kept(spans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pagedd.daemon.service.Tracing", lambda endpoint: Tracing(endpoint, export.SimpleSpanProcessor(spans))
     )
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
     service = Service(DaemonConfig(otel_endpoint="http://collector"), ScriptedHost())
     service.set_model(write_model(tmp_path))
     yield service
@@ -72,6 +77,88 @@ async def test_a_request_that_breaks_is_a_span_with_its_code(service: Service, s
     assert (part.name, root.name) == ("queue", "chat bytes")
     assert root.attributes["error.type"] == "template_error"
     assert not root.status.is_ok
+
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED = f"00-{TRACE}-{SPAN}-01"
+
+
+@pytest.mark.parametrize("transport", ["http", "zmq"])
+async def test_a_span_is_a_child_of_its_callers_over_both_transports(
+    socket_folder: Path, spans: Any, transport: str
+) -> None:
+    context = {"traceparent": SAMPLED, "tracestate": "vendor=1,other=2"}
+    async with serving(socket_folder, otel_endpoint="http://collector") as served:
+        if transport == "http":
+            body = {"prompt": ["a", "b"], "max_tokens": 1}
+            async with served.http.post("http://localhost/v1/completions", json=body, headers=context) as response:
+                assert response.status == 200
+        else:
+            async with AsyncClient(served.endpoints.directory) as client:
+                await client.generate("a", max_tokens=1, trace_context=context)
+                await client.chat([{"role": "user", "content": "a"}], max_tokens=1, trace_context=context)
+        every = spans.get_finished_spans()
+    roots = [span for span in every if span.parent.is_remote]
+    assert [f"{root.parent.span_id:016x}" for root in roots] == [SPAN, SPAN]
+    assert {f"{span.context.trace_id:032x}" for span in every} == {TRACE}
+    assert {span.context.trace_state.to_header() for span in roots} == {"vendor=1,other=2"}
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "tracestate"),
+    [
+        ("", None),
+        ("garbage", "vendor=1"),
+        (f"ff-{TRACE}-{SPAN}-01", None),
+        (f"00-{'0' * 32}-{SPAN}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None),
+        (f"{SAMPLED}-more", None),
+        ("0" * 10**6, "a=1," * 10**5),
+        ("\x00\ud7ff" * 20, None),
+        (None, "vendor=1"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+async def test_a_caller_that_names_no_span_of_its_own_begins_a_trace(
+    service: Service, spans: Any, caplog: pytest.LogCaptureFixture, traceparent: str | None, tracestate: str | None
+) -> None:
+    message = Generate(
+        id="a", prompt="x", sampling=Sampling(max_tokens=1), traceparent=traceparent, tracestate=tracestate
+    )
+    assert isinstance(await ask(service, message), Done)
+    *_, root = spans.get_finished_spans()
+    assert root.parent is None
+    assert root.context.trace_state.to_header() == ""
+    assert (message.traceparent, message.tracestate) == (None, None), "nothing of it is kept for as long as it runs"
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
+@pytest.mark.parametrize("tracestate", ["=", "a=1," * 100, "a" * 600, "\n=1", "K=v"])
+async def test_a_state_that_is_malformed_is_left_out_and_the_parent_holds(
+    service: Service, spans: Any, caplog: pytest.LogCaptureFixture, tracestate: str
+) -> None:
+    await ask(service, Generate(id="a", prompt="x", traceparent=SAMPLED, tracestate=tracestate))
+    *_, root = spans.get_finished_spans()
+    assert f"{root.parent.span_id:016x}" == SPAN
+    assert root.context.trace_state.to_header() in ("", "a=1")
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
+async def test_a_caller_that_does_not_sample_its_trace_gets_no_span(service: Service, spans: Any) -> None:
+    done = await ask(service, Generate(id="a", prompt="x", traceparent=f"00-{TRACE}-{SPAN}-00"))
+    assert isinstance(done, Done)
+    assert spans.get_finished_spans() == ()
+
+
+async def test_two_parents_are_none(socket_folder: Path, spans: Any) -> None:
+    headers = [("traceparent", SAMPLED), ("traceparent", SAMPLED)]
+    async with serving(socket_folder, otel_endpoint="http://collector") as served:
+        body = {"prompt": "a", "max_tokens": 1}
+        async with served.http.post("http://localhost/v1/completions", json=body, headers=headers) as response:
+            assert response.status == 200
+        *_, root = spans.get_finished_spans()
+    assert root.parent is None
 
 
 def test_without_the_package_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

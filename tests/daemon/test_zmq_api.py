@@ -20,29 +20,22 @@ from pagedd.client.protocol import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Accepted,
-    BlockDetail,
     Cancel,
     Chat,
     ChatMessage,
     ClientMessage,
     Delta,
     Done,
-    Evicted,
-    EvictPrefix,
     Failed,
     Generate,
-    GetBlock,
-    GetPrefixes,
-    GetStats,
-    GetText,
     Ok,
     Ping,
     Pong,
     Sampling,
     SetPriority,
-    Stats,
     encode,
 )
+from pagedd.client.questions import BlockDetail, Evicted, EvictPrefix, GetBlock, GetPrefixes, GetStats, GetText, Stats
 from pagedd.client.stats_frame import decode_stats
 from pagedd.daemon import zmq_connections, zmq_memory, zmq_router
 from pagedd.daemon.caller import Caller

@@ -16,6 +16,7 @@ from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.copy_costs import CopyCosts
+from pagedd.engine.kv.disk_reader import DiskReader
 from pagedd.engine.kv.disk_segment import SegmentForm
 from pagedd.engine.kv.disk_tier import DiskTier
 from pagedd.engine.kv.host_tier import HostTier
@@ -128,6 +129,7 @@ class Bench:
     Args:
         host_slots: blocks that the host tier has room for.
         disk: directory of a disk tier, with room for about `disk_blocks`.
+        holds_reads: the disk answers when the test has it answer (`answer_reads`), or nothing else can be done.
         runner: the kind of device.
     """
 
@@ -143,6 +145,7 @@ class Bench:
         host_slots: int = 0,
         disk: Path | None = None,
         disk_blocks: int = 1000,
+        holds_reads: bool = False,
         lookahead: int = 0,
         runner: type[TokenRunner] = TokenRunner,
         **settings: object,
@@ -158,7 +161,9 @@ class Bench:
         self.now = 0.0
         # A block's bytes are its token ids.
         form = SegmentForm(bytes(32), block_size, block_size)
-        self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form)
+        self.held_reads: list[Callable[[], None]] = []
+        reader = DiskReader(self.held_reads.append) if holds_reads else None
+        self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form, reader=reader)
         host = HostTier(memoryview(bytearray(host_slots * block_size)), block_size) if host_slots else None
         self.tiers = Tiers(host, self.disk, CopyCosts(block_size), lookahead=lookahead)
         num_pages = num_pages_for(
@@ -199,6 +204,13 @@ class Bench:
 
     def step(self) -> Step:
         step = self.scheduler.schedule()
+        while not step.scheduled and self.blocks.reads:
+            self.answer_reads()
+            step = self.scheduler.schedule()
+        return self.finish(step)
+
+    def finish(self, step: Step) -> Step:
+        """Computes what was scheduled, and takes it in."""
         for output in self.scheduler.commit(step, self.runner.run(step)):
             key = (output.request_id, output.choice_index)
             assert key not in self.finished, "a choice ended twice"
@@ -209,6 +221,12 @@ class Bench:
         self.engine.after_step()
         self.scheduler.check_integrity()
         return step
+
+    def answer_reads(self) -> None:
+        """Waits for the disk, as an engine does that has nothing to compute."""
+        if self.held_reads:
+            self.held_reads.pop(0)()
+        self.blocks.await_reads(1.0)
 
     def write_to_disk(self) -> None:
         """What an engine does when it is idle for long, or told to end."""

@@ -7,9 +7,12 @@ import torch
 
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.config_check import refuse_unfit
-from pagedd.engine.create import choose_kv_form, create_runner
+from pagedd.engine.create import create_runner
 from pagedd.engine.errors import EngineError
 from pagedd.engine.foresee import foresee
+from pagedd.engine.kv import pool_check
+from pagedd.engine.kv.pool_check import choose_kv_form
+from pagedd.engine.model import load
 from pagedd.engine.model.cpu_decoder import KV_FORMS
 from pagedd.engine.model.load import check_loadable
 from pagedd.engine.model.safetensors import SafetensorsCheckpoint
@@ -49,7 +52,7 @@ def test_the_factory_fills_in_every_choice(folder, caplog) -> None:
     assert info.max_num_batched_tokens == 512
     assert info.kv_bytes_per_token == 2 * 2 * 1 * 8 * 4
     assert info.num_blocks == 3 * 4  # all seats at full length; far less than the memory would hold
-    assert "KV pool: 12 blocks, 192 tokens, 0.00 GiB; 3.0 full-length requests fit" in caplog.text
+    assert "the KV pool has 12 blocks for 192 tokens in 0.00 GiB; 3.0 full-length requests fit" in caplog.text
     assert set(runner.seconds.values()) == {0.0}, "the warm-up is not a step"
 
 
@@ -66,6 +69,28 @@ def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
     assert info.num_blocks == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"num_blocks": 10**9},
+            r"num_blocks 1000000000 of 2048 bytes take 1907\.3 GiB beside 0\.0 GiB of weights, cpu has 64\.0 GiB; 335",
+        ),
+        ({"num_blocks": 33_554_431}, r"; 3355\d+ would fill it$"),  # all but for the weights
+        ({"kv_host_gib": 65.0}, r"kv_host_gib 65, the host has 64\.0 GiB; lower it$"),
+    ],
+)
+def test_a_pool_that_the_machine_can_never_hold_is_refused_before_a_weight_is_read(
+    folder, monkeypatch: pytest.MonkeyPatch, settings, said: str
+) -> None:
+    monkeypatch.setattr(pool_check, "total_bytes", lambda device: 64 << 30)
+    monkeypatch.setattr(load, "_make_decoder", lambda *args: pytest.fail("weights are read"))
+    with pytest.raises(EngineError, match=f"^invalid_setting: .*{said}"):
+        make(folder, **settings)
+    with pytest.raises(EngineError, match=said):
+        foresee(EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings), has_model=True)
+
+
 def test_the_kv_cache_may_be_narrower_than_the_activations(folder) -> None:
     _, info = make(folder, num_blocks=2, kv_cache_dtype="bf16")
     assert (info.dtype, info.kv_cache_dtype) == ("float32", "bf16")
@@ -76,7 +101,7 @@ def test_a_quantized_cache_serves_and_says_what_a_token_takes(folder, caplog, fo
     with caplog.at_level(logging.INFO):
         runner, info = make(folder, num_blocks=4, kv_cache_dtype=form)  # the warm-up fills it
     assert (info.dtype, info.kv_cache_dtype, info.kv_bytes_per_token) == ("float32", form, num_bytes)
-    assert f"{form}, {num_bytes} bytes a token" in caplog.text
+    assert f"a token takes {num_bytes} bytes as {form}" in caplog.text
     assert runner._storage.num_bytes == 4 * 16 * num_bytes
 
 
@@ -163,7 +188,7 @@ def test_the_pool_comes_from_what_a_card_has_free_and_the_log_says_what_fits(fol
     assert 0 < num_bytes < 0.9 * free
     full_requests = info.num_blocks / (64 / 16)
     assert (
-        f"KV pool: {info.num_blocks} blocks, {16 * info.num_blocks} tokens, 0.00 GiB; "
+        f"the KV pool has {info.num_blocks} blocks for {16 * info.num_blocks} tokens in 0.00 GiB; "
         f"{full_requests:.1f} full-length requests fit" in caplog.text
     )
     _, wider = make(folder, max_num_batched_tokens=512, **settings)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -185,6 +186,18 @@ class Ahead:
     def drain(self) -> None:
         while self.engine.has_work:
             self.step()
+            while self.bench.held_reads:
+                self.bench.held_reads.pop(0)()
+
+
+def write_to_disk(folder: Path, prompts: list[list[int]]) -> None:
+    bench = Bench(disk=folder, num_blocks=100)
+    for number, prompt in enumerate(prompts):
+        bench.add(str(number), prompt, max_tokens=1)
+    bench.run()
+    bench.write_to_disk()
+    assert bench.disk is not None
+    bench.disk.close()
 
 
 def until_stop(prompt: list[int], max_tokens: int, stops: tuple[int, ...] = ()) -> list[int]:
@@ -210,11 +223,18 @@ def test_no_step_is_launched_for_sequences_that_are_certain_to_end() -> None:
     assert not ahead.engine.has_work
 
 
-@pytest.mark.parametrize("host_slots", [0, 3, 20])
+@pytest.mark.parametrize(("host_slots", "has_disk"), [(0, False), (3, False), (20, False), (0, True), (3, True)])
 @pytest.mark.parametrize("seed", range(30))
-def test_answers_equal_those_of_an_engine_that_waits(seed: int, host_slots: int) -> None:
+def test_answers_equal_those_of_an_engine_that_waits(
+    seed: int, host_slots: int, has_disk: bool, tmp_path: Path
+) -> None:
     draw = random.Random(seed)
+    prompts = [[draw.randrange(3) for _ in range(draw.randint(1, 14))] for _ in range(24)]
+    if has_disk:
+        write_to_disk(tmp_path, draw.sample(prompts, 12))
     ahead = Ahead(
+        disk=tmp_path if has_disk else None,
+        holds_reads=True,
         num_blocks=draw.choice([8, 12, 40]),
         max_num_seqs=draw.choice([2, 5]),
         max_num_batched_tokens=12,
@@ -222,8 +242,8 @@ def test_answers_equal_those_of_an_engine_that_waits(seed: int, host_slots: int)
         lookahead=draw.choice([0, 4]),
     )
     wanted: dict[str, list[int]] = {}
-    for number in range(24):
-        name, prompt = str(number), [draw.randrange(3) for _ in range(draw.randint(1, 14))]
+    for number, prompt in enumerate(prompts):
+        name = str(number)
         max_tokens, stops = draw.randint(1, 9), tuple(draw.sample(range(9), 2))
         ahead.add(name, prompt, max_tokens, priority=draw.choice([-50, 0, 50]), stop_token_ids=stops)
         wanted[name] = until_stop(prompt, max_tokens, stops)
@@ -232,6 +252,8 @@ def test_answers_equal_those_of_an_engine_that_waits(seed: int, host_slots: int)
             draw.choice([ahead.device.launch_faults, ahead.device.result_faults]).append(RuntimeError("kernel"))
         for _ in range(draw.randint(0, 3)):
             ahead.step()
+        if ahead.bench.held_reads and draw.random() < 0.7:
+            ahead.bench.held_reads.pop(0)()
         if draw.random() < 0.2:
             gone = draw.choice(sorted(wanted))
             if ahead.engine.abort(gone):
@@ -242,6 +264,22 @@ def test_answers_equal_those_of_an_engine_that_waits(seed: int, host_slots: int)
     assert pool.num_free + pool.num_cached == pool.num_blocks
     ahead.device.open_pages.settle()
     assert ahead.device.open_pages.num_used == 0
+
+
+def test_steps_are_launched_ahead_while_another_sequence_waits_for_the_disk(tmp_path: Path) -> None:
+    prompt = [*range(1, 13), 1]
+    write_to_disk(tmp_path, [prompt])
+    ahead = Ahead(num_blocks=20, disk=tmp_path, holds_reads=True)
+    ahead.add("a", [1, 2], max_tokens=12)
+    ahead.step()
+    ahead.add("b", prompt, max_tokens=2)
+    for _ in range(5):
+        ahead.step()
+    assert (len(ahead.tokens["a"]), ahead.device.most_on_its_way) == (6, 2)
+    ahead.bench.held_reads.pop()()
+    ahead.drain()
+    assert ahead.tokens == {"a": until_stop([1, 2], 12), "b": until_stop(prompt, 2)}
+    assert ahead.device.num_loaded == 3
 
 
 def test_a_step_that_cannot_be_launched_finds_its_loads_in_host_memory_when_it_is_tried_again() -> None:

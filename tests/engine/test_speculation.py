@@ -58,6 +58,26 @@ def test_guesses_that_come_true_grow_and_those_that_fail_shrink_to_a_pause() -> 
     assert len(lookup.propose(text, 10, 1)) == 1
 
 
+def test_draws_count_as_far_as_each_guess_before_them_was_right() -> None:
+    lookup, text = PromptLookup(7), sequence([5, 6] * 6)
+    draft = lookup.propose(text, 10, 1)
+    assert draft == [5, 6, 5]
+    for drawn, num_counting in (([5, 6, 5, 9], 4), ([5, 6, 9, 9], 3), ([7, 6, 5, 9], 1)):
+        assert lookup.verify(text, draft, [Sampled(token_id) for token_id in drawn]) == [
+            Sampled(token_id) for token_id in drawn[:num_counting]
+        ]
+
+
+def test_a_broken_draw_behind_a_right_guess_counts_as_little_as_one_behind_a_wrong_guess() -> None:
+    lookup, text = PromptLookup(7), sequence([5, 6] * 6)
+    draft = lookup.propose(text, 10, 1)
+    draws = [Sampled(5), Sampled(6), Sampled(0, error_code="nan_logits"), Sampled(6)]
+    assert lookup.verify(text, draft, draws) == draws[:2]
+    assert lookup.propose(text, 10, 1)
+    assert lookup.verify(text, draft, draws[2:] + draws[:2]) == []
+    assert lookup.propose(text, 10, 1) == []
+
+
 @pytest.mark.parametrize("num_guesses", [1, 3, 7])
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 9, 40])
 def test_answers_are_those_of_one_token_a_step(bench, cold, num_guesses, max_tokens) -> None:

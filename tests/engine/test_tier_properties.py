@@ -1,5 +1,6 @@
 """Random lives with tiers behind the pool, over restarts and damaged files: every answer is that of a cold engine."""
 
+import itertools
 import random
 import shutil
 import tempfile
@@ -16,7 +17,9 @@ from .test_scheduler_properties import EngineLife
 
 
 @pytest.fixture(autouse=True)
-def helpers(bench, cold):
+def helpers(bench, cold, monkeypatch):
+    numbers = itertools.count()  # a life that is lived again finds its files in the same order
+    monkeypatch.setattr("secrets.token_hex", lambda size: f"{next(numbers):0{2 * size}x}")
     TieredLife.make_bench, TieredLife.cold = staticmethod(bench), staticmethod(cold)
 
 
@@ -49,6 +52,7 @@ class TieredLife(EngineLife):
             "lookahead": lookahead,
             "disk": self.folder,
             "disk_blocks": disk_blocks,
+            "holds_reads": True,
         } | ({"hasher": lambda data: bytes([sum(data) % 256])} if weak_digest else {})
         self.begin()
 
@@ -74,12 +78,17 @@ class TieredLife(EngineLife):
         self.check_gone()
 
     @precondition(lambda self: self.bench.disk is not None)
-    @rule(damage=st.sampled_from([None, None, "flip", "cut"]), seed=st.integers(0, 2**32))
-    def restart(self, damage, seed) -> None:
+    @rule(
+        damage=st.sampled_from([None, None, "flip", "cut"]),
+        meanwhile=st.sampled_from([None, "is too slow", "lost a file", "was forgotten", "leaves"]),
+        seed=st.integers(0, 2**32),
+    )
+    def restart(self, damage, meanwhile, seed) -> None:
         self.happened["restart"] += 1
         pick = random.Random(seed)
         self.end()
         gone = self.gone if self.bench.scheduler.counters.steps == self.gone_at else set()
+        asked = [request for request in self.requests.values() if len(request[0]) > self.arguments["block_size"]]
         files = sorted(file for file in self.folder.glob("*.kv") if file.stat().st_size)
         if damage is not None and files:
             self.happened[damage] += 1
@@ -91,6 +100,36 @@ class TieredLife(EngineLife):
         self.begin()
         self.gone = gone
         self.check_gone()
+        if asked:
+            prompt, max_tokens, n = pick.choice(asked)
+            self.requests["again"] = prompt, max_tokens, n
+            self.bench.add("again", prompt, max_tokens=max_tokens, n=n)
+            self.bench.finish(self.bench.scheduler.schedule())
+        if meanwhile is not None and self.bench.blocks.reads:
+            self.while_the_disk_is_read(meanwhile, pick)
+
+    @precondition(lambda self: self.bench.held_reads)
+    @rule()
+    def the_disk_answers(self) -> None:
+        self.happened["disk answers"] += 1
+        self.bench.held_reads.pop(0)()
+
+    def while_the_disk_is_read(self, happening, pick) -> None:
+        self.happened[f"read {happening}"] += 1
+        blocks = self.bench.blocks
+        sequence = pick.choice(list(blocks.reads))
+        read, _ = blocks.reads[sequence]
+        place = pick.choice(read.places)
+        if happening == "is too slow":
+            read.began_s -= 1e9
+        elif happening == "lost a file":
+            place.segment.path.unlink(missing_ok=True)
+        elif happening == "was forgotten":
+            self.bench.tiers.forget_from([place.key], [])
+        else:
+            name = sequence.request.request_id
+            assert self.bench.scheduler.abort(name)
+            self.aborted.add(name)
 
     @precondition(lambda self: len(self.bench.blocks.prefix_cache))
     @rule(seed=st.integers(0, 2**32))
@@ -144,5 +183,6 @@ def test_whatever_happens_a_tier_never_gives_a_block_that_is_not_what_a_cold_eng
     run_state_machine_as_test(TieredLife, settings=lives)
     happened = TieredLife.happened
     often = ("preempt", "fork", "host promotions", "host evictions", "disk promotions", "restart", "rest", "piece")
+    reading = ("disk answers", "read is too slow", "read lost a file", "read was forgotten", "read leaves")
     assert all(happened[kind] > 30 for kind in often), happened
-    assert all(happened[kind] for kind in ("flip", "cut", "evict_a_prefix", "disk evictions")), happened
+    assert all(happened[kind] for kind in ("flip", "cut", "evict_a_prefix", "disk evictions", *reading)), happened

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Evicted, Prefixes, RequestText
+from pagedd.client.questions import BlockDetail, Evicted, Prefixes, RequestText
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.feed import Update
 from pagedd.tui.glyphs import UNICODE, Glyphs

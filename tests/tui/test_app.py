@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail
+from pagedd.client.questions import BlockDetail
 from pagedd.client.stats_frame import Ending, Event
 from pagedd.tui.glyphs import ASCII, UNICODE, Glyphs
 from pagedd.tui.recording import read

@@ -10,7 +10,7 @@ import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail, Prefixes, PrefixNode
+from pagedd.client.questions import BlockDetail, Prefixes, PrefixNode
 from pagedd.client.stats_frame import BlockMap, Device, Event, Machine, StatsFrame
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of, width_of

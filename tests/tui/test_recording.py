@@ -13,7 +13,8 @@ import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Prefixes, RequestText, encode
+from pagedd.client.protocol import encode
+from pagedd.client.questions import Prefixes, RequestText
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.app import main
 from pagedd.tui.recording import DEMO, FORMAT, Recorder, Replay, block_question, read, text_question

@@ -24,9 +24,28 @@ def test_the_same_frames_make_the_same_state() -> None:
 def test_rates_are_what_counters_grew_by() -> None:
     state = State()
     for quarter in range(8):
-        state.take(frame(time_s=1000 + quarter / 4, figures={"generation_tokens_total": 50.0 * quarter}), now_s=NOW_S)
+        figures = {"generation_tokens_total": 50.0 * quarter}
+        state.take(frame(uptime_s=10 + quarter / 4, seq=quarter, figures=figures), now_s=NOW_S)
     assert state.rates["output_tokens"] == 200
     assert state.rates["evictions"] is None, "a figure that the daemon does not have"
+
+
+@pytest.mark.parametrize("jump_s", [7200.0, -7200.0])
+def test_a_daemon_whose_clock_is_set_keeps_its_rates_and_its_curves(jump_s: float) -> None:
+    state = State()
+    for second in range(6):
+        figures, time_s = {"generation_tokens_total": 50.0 * second, "kv_usage": second / 10}, 1e5 + second
+        moved_s = jump_s if second > 2 else 0.0
+        state.take(frame(uptime_s=10.0 + second, time_s=time_s + moved_s, seq=second, figures=figures), now_s=NOW_S)
+        assert state.rates["output_tokens"] == (50 if second else None)
+    assert state.series["kv_usage"].last(9) == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_a_daemon_that_follows_another_continues_its_curves() -> None:
+    state = State()
+    for uptime_s, kv_usage in ((500.0, 0.1), (501.0, 0.2), (2.0, 0.3)):
+        state.take(frame(uptime_s=uptime_s, figures={"kv_usage": kv_usage}), now_s=NOW_S)
+    assert state.series["kv_usage"].last(9) == [0.1, 0.2, None, 0.3]
 
 
 def test_an_engine_in_a_long_step_keeps_what_it_had_and_it_counts_as_old() -> None:

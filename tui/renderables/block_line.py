@@ -2,7 +2,7 @@
 a run of blocks: how many of them are what, and who holds them.
 """
 
-from pagedd.client.protocol import BlockDetail
+from pagedd.client.questions import BlockDetail
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, fit, join_as_fits, printable
 from pagedd.tui.pool import CACHED, FREE, NUM_AGES, SHARED

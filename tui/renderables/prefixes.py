@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from rich.cells import cell_len
 
-from pagedd.client.protocol import PrefixNode
+from pagedd.client.questions import PrefixNode
 from pagedd.tui.glyphs import Glyphs
 from pagedd.tui.line import Line, Span, fit, printable
 from pagedd.tui.renderables import numbers

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Prefixes as PrefixesAnswer
+from pagedd.client.questions import Prefixes as PrefixesAnswer
 from pagedd.tui.line import Line, cut, printable
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.footer import Hint

@@ -10,7 +10,7 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import RequestText
+from pagedd.client.questions import RequestText
 from pagedd.tui.line import Line, printable
 from pagedd.tui.pool import Key
 from pagedd.tui.renderables.detail import (

@@ -3,7 +3,7 @@
 import asyncio
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import BlockDetail
+from pagedd.client.questions import BlockDetail
 from pagedd.tui.line import width_of
 from pagedd.tui.renderables.block_line import block_line, block_text, run_line
 from pagedd.tui.session import Session

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedd.client import request_log
 from pagedd.client.errors import PageddError
 from pagedd.client.request_log import LoggedRequest, read_log
 from pagedd.daemon.tune.load import SYSTEM_TOKENS, make_users, synthetic_load
@@ -32,6 +33,18 @@ def test_a_wrong_log_is_refused_with_the_line(tmp_path: Path, text: str, said: s
     log = tmp_path / "log"
     log.write_text(text)
     with pytest.raises(PageddError, match=said):
+        read_log(log, "file")
+
+
+def test_a_log_without_end_is_refused_and_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PageddError, match="/dev/zero, line 1: a log has at most"):
+        read_log(Path("/dev/zero"), "file")
+    monkeypatch.setattr(request_log, "_MAX_LINES", 3)
+    log = tmp_path / "log"
+    log.write_text('{"prompt_tokens": 5, "output_tokens": 4}\n' * 3)
+    assert len(read_log(log, "file")) == 3
+    log.write_text('{"prompt_tokens": 5, "output_tokens": 4}\n' * 4)
+    with pytest.raises(PageddError, match="line 4: a log has at most 3 lines"):
         read_log(log, "file")
 
 

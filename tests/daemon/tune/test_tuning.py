@@ -45,9 +45,8 @@ def test_settings_that_are_right_stay_as_they_are() -> None:
     tuning, tried = run(EngineConfig(model="m"), Bench(lambda config: 100.0))
     assert tuning.changes == {}
     assert kept(tried) == []
-    assert [one.step for one in tried] == ["as configured", "prefix caching", *["block size"] * 2, *["seats"] * 2] + [
-        "KV form"
-    ] * 5
+    steps = ["as configured", "prefix caching", *["block size"] * 2, "memory share", *["seats"] * 2, *["KV form"] * 5]
+    assert [one.step for one in tried] == steps
 
 
 def test_each_step_starts_from_what_the_one_before_kept() -> None:
@@ -79,6 +78,18 @@ def test_memory_is_tried_only_where_the_pool_is_full() -> None:
     assert run(EngineConfig(model="m", num_blocks=9), Bench(rate, kv_usage=0.95))[0].changes == {}
 
 
+def test_a_memory_share_that_is_not_tried_has_a_line_that_says_why() -> None:
+    def why(config: EngineConfig, kv_usage: float) -> str:
+        _, tried = run(config, Bench(lambda config: 100.0, kv_usage=kv_usage))
+        (line,) = [one for one in tried if one.step == "memory share"]
+        assert not line.is_judged
+        return line.note
+
+    assert why(EngineConfig(model="m"), 0.5) == "none tried: 50 % of the pool is in use"
+    assert why(EngineConfig(model="m", num_blocks=9), 0.95) == "none tried: num_blocks = 9 decides"
+    assert why(EngineConfig(model="m", gpu_memory_utilization=0.9), 0.95) == "none tried: 0.9 is as much as is tried"
+
+
 def test_what_was_better_by_chance_is_not_kept() -> None:
     class Moody(Bench):
         def attempt(self, config: EngineConfig, texts: list[list[int]] | None) -> TrialResult:
@@ -88,7 +99,7 @@ def test_what_was_better_by_chance_is_not_kept() -> None:
 
     tuning, tried = run(EngineConfig(model="m"), Moody(lambda config: 100.0))
     assert tuning.changes == {}
-    assert (tried[1].gain, tried[1].is_kept) == (2.0, False)
+    assert (tried[1].gain, tried[1].is_kept, tried[1].note) == (2.0, False, "+0 % when tried again")
 
 
 def test_a_quicker_form_is_chosen_only_if_it_chooses_as_16_bits_do() -> None:
@@ -139,14 +150,14 @@ def test_what_ran_beside_others_is_tried_once_more_and_never_kept() -> None:
     tuning, tried = run(EngineConfig(model="m"), Busy(lambda config: rates[config.block_size]))
     assert tuning.changes == {"block_size": 8}
     assert [one.note for one in tried if one.step == "block size"] == [
-        "",
+        "+20 % when tried again",
         "not judged: others had the cores 40 % of the time",
     ]
 
 
 def test_the_line_that_says_which_form_was_chosen_is_no_trial_of_its_own() -> None:
     _, tried = run(EngineConfig(model="m"), Bench(lambda config: 200.0 if config.kv_cache_dtype == "fp8" else 100.0))
-    assert [one.note for one in tried if one.is_repeated] == ["chosen"]
+    assert [one.note for one in tried if one.is_repeated and one.changed] == ["chosen"]
 
 
 def test_nothing_is_judged_that_has_nothing_sound_beside_it() -> None:

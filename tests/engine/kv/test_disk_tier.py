@@ -47,6 +47,15 @@ def open_tier(tmp_path: Path):
         opened.pop().close()
 
 
+def read(tier: DiskTier, key: bytes) -> bytes | None:
+    """What comes back of a block; None when nothing does."""
+    reading = tier.start_read([key])
+    while not reading.is_over:
+        tier.await_reads(1.0)
+    data = tier.take_read(reading)
+    return bytes(data[0]) if data else None
+
+
 def files(tier: DiskTier) -> list[Path]:
     return sorted(tier._directory.glob("*.kv"))
 
@@ -59,8 +68,8 @@ def test_what_was_written_is_there_after_a_restart(open_tier) -> None:
     assert open_tier().write(blocks("ab"))
     tier = open_tier()
     assert tier.holds(stored("a"))
-    assert tier.read(b"a" * 32) == b"aaaaaaaa"
-    assert tier.read(b"b" * 32) == b"bbbbbbbb"
+    assert read(tier, b"a" * 32) == b"aaaaaaaa"
+    assert read(tier, b"b" * 32) == b"bbbbbbbb"
     assert not tier.holds(stored("c"))
 
 
@@ -118,9 +127,9 @@ def test_a_flipped_byte_costs_one_block_and_a_line_in_the_log(open_tier, caplog)
     data[-9] ^= 1  # of a
     path.write_bytes(data)
     tier = open_tier()
-    assert tier.read(b"a" * 32) is None
+    assert read(tier, b"a" * 32) is None
     assert held(tier) == "b"
-    assert tier.read(b"b" * 32) == b"bbbbbbbb"
+    assert read(tier, b"b" * 32) == b"bbbbbbbb"
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
@@ -155,7 +164,7 @@ def test_another_models_or_forms_files_are_left_alone(open_tier, caplog, field: 
     with caplog.at_level(logging.INFO):
         tier = open_tier(form=other)
     assert held(tier) == ""
-    assert "1 files of another model" in caplog.text
+    assert "1 file of KV blocks is of another model" in caplog.text
     assert held(open_tier()) == "ab"
 
 
@@ -200,7 +209,7 @@ def test_a_full_disk_stops_the_writing_with_one_line_and_nothing_else(open_tier,
         assert not tier.write(blocks("c"))
     assert caplog.text.count("No space left on device") == 1
     assert [path.suffix for path in tier._directory.iterdir() if path.name != "lock"] == [".kv"]
-    assert tier.read(b"a" * 32) == b"aaaaaaaa"
+    assert read(tier, b"a" * 32) == b"aaaaaaaa"
     assert tier.write(blocks("d"))
     assert held(open_tier()) == "ad"
 
@@ -253,7 +262,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_and_lets_go_of_the_directory
         tier = DiskTier(tmp_path, 1 << 30, form)
         assert not list(tmp_path.glob("*.unfinished"))
         for key in list(tier._places):
-            assert tier.read(key) == bytes([key[-1]]) * (1 << 16)
+            assert read(tier, key) == bytes([key[-1]]) * (1 << 16)
         tier.close()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -275,7 +284,7 @@ def test_what_is_forgotten_is_gone_though_a_fault_of_the_disk_hid_it(open_tier, 
 
     with monkeypatch.context() as patch:
         patch.setattr(Segment, "read", broken)
-        assert tier.read(b"a" * 32) is None
+        assert read(tier, b"a" * 32) is None
     tier.write(blocks("a"))
     tier.forget({b"a" * 32})
     assert held(open_tier()) == ""
@@ -308,7 +317,7 @@ def test_the_log_line_of_a_start_says_how_many_blocks_there_are(open_tier, caplo
     open_tier().write(blocks("abc"))
     with caplog.at_level(logging.INFO, disk_tier.__name__):
         open_tier()
-    assert "3 of this model" in caplog.text
+    assert "kv has 3 KV blocks of this model" in caplog.text
 
 
 def test_files_with_other_names_are_neither_counted_nor_removed(open_tier, tmp_path: Path) -> None:
@@ -387,8 +396,20 @@ def test_a_block_that_lies_in_two_files_outlives_either(open_tier, goes: int, le
     tier.write(blocks("ab"))
     tier._remove(list(tier._file_bytes)[goes])
     assert held(tier) == left
-    assert tier.read(b"a" * 32) == b"aaaaaaaa"
+    assert read(tier, b"a" * 32) == b"aaaaaaaa"
     assert tier.stats().num_blocks == len(left)
+
+
+@pytest.mark.parametrize("jump_ns", [3600 * 10**9, -3600 * 10**9])
+def test_after_a_clock_was_set_the_order_of_use_is_the_order_of_use(open_tier, monkeypatch, jump_ns: int) -> None:
+    tier, clock_ns = open_tier(), time.time_ns
+    for letter in "abc":
+        tier.write(blocks(letter))
+    monkeypatch.setattr(time, "time_ns", lambda: clock_ns() + jump_ns)
+    tier.touch([b"a" * 32])
+    tier.write(blocks("d"))
+    tier = open_tier(num_files=2)
+    assert held(tier) == "ad"
 
 
 def test_a_file_from_the_future_is_as_old_as_the_start_that_found_it(open_tier) -> None:
@@ -409,4 +430,4 @@ def test_a_pipe_that_takes_a_files_place_costs_its_blocks_and_holds_nobody_up(op
     (path,) = files(tier)
     path.unlink()
     os.mkfifo(path)
-    assert tier.read(b"a" * 32) is None
+    assert read(tier, b"a" * 32) is None

@@ -5,7 +5,7 @@ import torch
 
 from pagedd.engine.errors import EngineError
 from pagedd.engine.kv import storage
-from pagedd.engine.kv.storage import KVStorage, free_bytes, host_memory, pool_of, size_pool
+from pagedd.engine.kv.storage import KVStorage, free_bytes, host_memory, pool_of, size_pool, total_bytes
 from pagedd.engine.model.config import ModelConfig
 from pagedd.kernels.kv_form import FORMS
 
@@ -36,7 +36,9 @@ def test_the_pool_is_the_share_of_free_memory_less_the_reserve() -> None:
 def test_memory_that_seats_cannot_use_stays_free_and_is_offered_for_prefixes() -> None:
     plenty, scarce = sized(free_bytes=100_000), sized()
     assert plenty.num_blocks == 8 * 16
-    assert plenty.describe().endswith("8.0 full-length requests fit, one for each seat; num_blocks for more prefixes")
+    assert plenty.describe().endswith(
+        "8.0 full-length requests fit, one for each seat, and num_blocks makes room for more prefixes"
+    )
     assert scarce.describe().endswith("2.5 full-length requests fit")
 
 
@@ -52,7 +54,7 @@ def test_a_card_with_3_22_of_4_gib_free_is_sized_by_what_is_free() -> None:
     )
     assert pool.num_blocks == 6984  # (3.22 · 0.9 − 0.5) GiB / 360 KiB
     assert pool.num_bytes + 512 * MIB < 3.22 * GIB * 0.9
-    assert pool.describe() == "KV pool: 6984 blocks, 111744 tokens, 2.40 GiB; 13.6 full-length requests fit"
+    assert pool.describe() == "the KV pool has 6984 blocks for 111744 tokens in 2.40 GiB; 13.6 full-length requests fit"
 
 
 def test_the_pool_is_no_larger_than_all_seats_at_full_length_could_use() -> None:
@@ -125,12 +127,19 @@ def test_an_allocation_that_fails_is_an_engine_error() -> None:
         KVStorage(CONFIG, num_blocks=2**45, block_size=4, form=FORMS["float32"], device=CPU)
 
 
+def test_host_memory_that_is_not_given_is_an_error_of_its_own_with_value_limit_and_next_step() -> None:
+    with pytest.raises(EngineError, match=r"no_host_memory: kv_host_gib needs .* GiB .*, the host has .* GiB free"):
+        host_memory(1 << 60, CPU)
+
+
 def test_free_memory_of_a_cpu_is_what_the_machine_or_the_control_group_still_gives(monkeypatch) -> None:
     monkeypatch.setattr(storage, "_available_ram", lambda: 900)
-    monkeypatch.setattr(storage, "_cgroup_headrooms", lambda: [700, 800])
+    monkeypatch.setattr(storage, "_cgroup_memory", lambda: [(1000, 300), (900, 100)])
     assert free_bytes(CPU) == 700
-    monkeypatch.setattr(storage, "_cgroup_headrooms", list)
+    assert total_bytes(CPU) == 900
+    monkeypatch.setattr(storage, "_cgroup_memory", list)
     assert free_bytes(CPU) == 900
+    assert total_bytes(CPU) > 2**28
 
 
 def test_free_memory_of_a_card_is_what_its_driver_says_whoever_has_the_rest(monkeypatch) -> None:

@@ -182,9 +182,9 @@ def test_weights_that_a_card_could_never_hold_are_refused_before_one_is_read(tin
     num_bytes = 2 * sum(weight.numel() for weight in model.parameters())
     card = SimpleNamespace(total_memory=num_bytes - 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    checkpoint = SafetensorsCheckpoint(folder)
+    settings, opened = EngineConfig(model=str(folder)), (tiny_config(), SafetensorsCheckpoint(folder))
     monkeypatch.setattr(SafetensorsCheckpoint, "get", lambda checkpoint, name: pytest.fail("a weight is read"))
     with pytest.raises(EngineError, match=r"unsupported_device: .* take .* GiB at least, cuda:0 has .*; choose"):
-        load_module._refuse_what_is_too_large(checkpoint, torch.device("cuda", 0), torch.bfloat16)
+        load_module._refuse_what_is_too_large(settings, opened, torch.device("cuda", 0), torch.bfloat16)
     card.total_memory = num_bytes
-    load_module._refuse_what_is_too_large(checkpoint, torch.device("cuda", 0), torch.bfloat16)
+    load_module._refuse_what_is_too_large(settings, opened, torch.device("cuda", 0), torch.bfloat16)

@@ -1,6 +1,6 @@
 """A block in words: as many facts as fit whole, then its text."""
 
-from pagedd.client.protocol import BlockDetail
+from pagedd.client.questions import BlockDetail
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of
 from pagedd.tui.pool import OWNED

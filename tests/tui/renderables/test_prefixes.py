@@ -1,6 +1,6 @@
 """The tree of cached prefixes."""
 
-from pagedd.client.protocol import PrefixNode
+from pagedd.client.questions import PrefixNode
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of, width_of
 from pagedd.tui.renderables.prefixes import (
