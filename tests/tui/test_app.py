@@ -239,7 +239,8 @@ async def test_a_daemon_with_few_pictures_is_seldom_asked_about_the_block_under_
 ) -> None:
     monkeypatch.setattr("pagedd.tui.widgets.block_words._REST_S", 0.0)
     now_s = NOW_S
-    engine = FakeEngine()
+    # All in sight from the beginning: a map of another size asks anew.
+    engine = FakeEngine(num_blocks=256)
     source = FakeSource([])
     asked_s: list[float] = []
     answer = source.block
