@@ -213,6 +213,13 @@ class Accepted(msgspec.Struct, tag="accepted", kw_only=True):
     request_id: str
 
 
+class Waking(msgspec.Struct, tag="waking", kw_only=True):
+    """A `Generate` or `Chat` waits for an engine that slept or is being replaced; `Accepted` or `Failed` follows."""
+
+    id: str
+    request_id: str
+
+
 class Ok(msgspec.Struct, tag="ok", kw_only=True):
     """`Cancel` or `SetPriority` was done."""
 
@@ -227,7 +234,7 @@ class Pong(msgspec.Struct, tag="pong", kw_only=True):
     state: str = ""
 
 
-DaemonMessage = Accepted | Delta | Done | Failed | Ok | Pong | Answer
+DaemonMessage = Waking | Accepted | Delta | Done | Failed | Ok | Pong | Answer
 
 
 _encoder = msgspec.msgpack.Encoder()

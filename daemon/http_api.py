@@ -95,7 +95,8 @@ class HttpApi:
     async def start(self) -> None:
         """Binds and serves.
 
-        Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key.
+        Raises `OSError` when the Unix socket cannot be had, `PageddError("invalid_setting")` for a TCP port that is
+        taken or a key file that holds no key.
         """
         self._keys = self._read_keys()
         if self._inherited_fd is not None:
@@ -202,7 +203,7 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
             response.headers["Allow"] = ", ".join(methods)
             return response
         except web.HTTPNotFound:
-            said = f"{request.method[:32]} {request.path[:256]}: there is no such path; docs/api.md lists them"
+            said = f"{request.method[:32]} {request.path[:256]}: there is no such path; /openapi.json lists them"
             return _error(service, PageddError("unknown_route", said))
         except ConnectionError:
             raise  # the client is gone; there is nobody to answer
@@ -292,7 +293,7 @@ class _Handlers:
 
     async def sleep(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        await self._service.device.sleep()
+        await self._service.device.sleep(request[_CALLER])
         return _json(StatusAnswer("sleeping"))
 
     async def load(self, request: web.Request) -> web.Response:
@@ -303,7 +304,7 @@ class _Handlers:
 
     async def wake_up(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        self._service.device.wake()
+        self._service.device.wake(request[_CALLER])
         return _json(StatusAnswer("waking"))
 
     async def _generate(
@@ -359,12 +360,14 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:
+    """Raises `PageddError("invalid_setting")`."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        why = f"http_port {port} on {host}: {error.strerror}; choose another, or end what listens there"
+        raise PageddError("invalid_setting", why, field="http_port") from error
     return listener

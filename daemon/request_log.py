@@ -4,6 +4,7 @@ Owns the file: who may read it, when it is full. What a line holds is `client/re
 nothing costs the log its lines and no request anything.
 """
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pagedd.client.request_log import LoggedRequest
+from pagedd.daemon.files import reason
 from pagedd.daemon.live_requests import LiveEntry
 from pagedd.daemon.wall_clock import unix_s
 
@@ -18,6 +20,18 @@ log = logging.getLogger(__name__)
 
 # A full file becomes FILE.1, in place of the one before.
 MAX_BYTES = 64 << 20
+
+
+def why_unwritable(path: Path) -> str | None:
+    """What keeps this user from writing the log there, None when nothing does. Makes nothing."""
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    if nearest == path:
+        if not path.is_file():
+            return "it is no regular file"
+    elif not nearest.is_dir():
+        return f"{nearest} is no folder"
+    may_write = os.access(nearest, os.W_OK if nearest == path else os.W_OK | os.X_OK)
+    return None if may_write else f"{nearest}: {os.strerror(errno.EACCES)}"
 
 
 class RequestLog:
@@ -31,6 +45,17 @@ class RequestLog:
         self._num_bytes = 0
         self._has_failed = False
         self._last_arrival_s: float | None = None  # of the line before, by `time.monotonic`
+
+    def announce(self) -> None:
+        """Says in the daemon's log where the requests go, or why they cannot."""
+        if self._path is None:
+            return
+        try:
+            self._open(self._path, 0)
+        except OSError as error:
+            self._say_failed(error)
+        else:
+            log.info("requests are logged in %s", self._path)
 
     def ended(self, entry: LiveEntry) -> None:
         """A request is over; one without an answer is not logged. Raises nothing."""
@@ -48,15 +73,17 @@ class RequestLog:
             self._open(self._path, len(line))
             self._write(line)
         except OSError as error:
-            if not self._has_failed:
-                log.warning(
-                    "%s takes no requests until it can be written again: %s", self._path, error.strerror or error
-                )
-            self._has_failed = True
+            self._say_failed(error)
             self.close()
         else:
             self._has_failed = False
         return not self._has_failed
+
+    def _say_failed(self, error: OSError) -> None:
+        """Once, until a line could be written again."""
+        if not self._has_failed:
+            log.warning("%s takes no requests until it can be written again: %s", self._path, reason(error))
+        self._has_failed = True
 
     def close(self) -> None:
         if self._fd is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, TokenLogprob, Usage
+from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, TokenLogprob, Usage, Waking
 from pagedd.daemon.text.detokenizer import Detokenizer
 from pagedd.daemon.text.stop_strings import StopMatcher
 from pagedd.daemon.text.tokenizer import TextTokenizer
@@ -26,6 +26,11 @@ class Admitted:
 
     request: Request
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """It waits until the engine is awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class ClientGone:
     """Nobody is left to hear anything."""
 
 
-Event = Admitted | Produced | Broken | Cancelled | ClientGone
+Event = Held | Admitted | Produced | Broken | Cancelled | ClientGone
 
 # Actions: what its owner has to do.
 
@@ -146,6 +151,8 @@ class LiveRequest:
         if self.has_ended:
             return []
         match event:
+            case Held():
+                return [Send(Waking(id=self.id, request_id=self.request_id))]
             case Admitted(request, model):
                 self.model = model
                 return self._admitted(request)

@@ -246,13 +246,13 @@ class _AdminDoor(_Door):
                 self._answer_later(peer, message_id, self._inspection.evict(message, caller))
                 return
             case Sleep(id=message_id):
-                self._answer_later(peer, message_id, self._sleep(message_id))
+                self._answer_later(peer, message_id, self._sleep(message_id, caller))
                 return
             case Load(id=message_id):
                 self._answer_later(peer, message_id, self._load(message, caller))
                 return
             case Wake(id=message_id):
-                self._service.device.wake()
+                self._service.device.wake(caller)
                 self._send(peer, Ok(id=message_id))
                 return
             case Cancel(id=message_id, target=target):
@@ -269,8 +269,8 @@ class _AdminDoor(_Door):
         await self._service.device.load_model(order.model, order.served_name, caller)
         return Ok(id=order.id)
 
-    async def _sleep(self, message_id: str) -> DaemonMessage:
-        await self._service.device.sleep()
+    async def _sleep(self, message_id: str, caller: Caller) -> DaemonMessage:
+        await self._service.device.sleep(caller)
         return Ok(id=message_id)
 
 

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagedd.client.command_line import CommandLine
 from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
 from pagedd.client.stats_frame import StatsFrame
@@ -68,9 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pagetop", description="Watch the pagedd daemon of this machine live.", epilog=_PACE
-    )
+    parser = CommandLine(prog="pagetop", description="Watch the pagedd daemon of this machine live.", epilog=_PACE)
     parser.add_argument("--runtime-dir", metavar="DIR", help="folder of the daemon's sockets ($PAGEDD_RUNTIME_DIR)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--demo", action="store_true", help="show a recorded session that comes with pagetop")

@@ -23,6 +23,7 @@ from pagedd.client.protocol import (
     Ok,
     Pong,
     Sampling,
+    Waking,
     decode_daemon,
     encode,
 )
@@ -102,6 +103,8 @@ class ZmqClient:
                 case Failed(id="" | "bad", code=code):
                     ends.refused_bad()
                     self._ledger.refused(400, code)
+                case Waking():
+                    pass  # `Accepted` follows
                 case Accepted(id=request_id):
                     ends.accepted(request_id)
                 case Delta(id=request_id):

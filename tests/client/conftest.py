@@ -118,7 +118,8 @@ class FakeDaemon:
             case GetUsage():
                 return [make_usage(message.id)]
             case EvictPrefix():
-                return [Evicted(id=message.id, num_blocks=2, num_left_on_disk=3 if message.digest == "stuck" else 0)]
+                left, beside = (3, 2) if message.digest == "stuck" else (0, 0)
+                return [Evicted(id=message.id, num_blocks=2, num_left_on_disk=left, num_beside_on_disk=beside)]
             case GetPreviews():
                 return [Previews(id=message.id, previews={"r1": "once"})]
             case GetText():

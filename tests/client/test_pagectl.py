@@ -312,7 +312,9 @@ def test_what_the_disk_keeps_of_an_evicted_prefix_is_no_success(
     daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("evict", "stuck") == 1
-    assert "3 lie in files on the disk that cannot be removed, and are back after a restart" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "3 lie in files on the disk that cannot be removed, and are back after a restart" in said.err
+    assert said.out.endswith("the disk has lost 2 more, of other prefixes, that lay in the same files\n")
 
 
 def test_a_priority_is_set_through_the_admin_socket(daemon: FakeDaemon, run: Run) -> None:
