@@ -4,29 +4,30 @@
     python -P bench/gpu_check.py correct attention      some of them
     python -P bench/gpu_check.py --output FILE          and the line of JSON into a file
 
-It needs torch, triton, transformers and numpy, and a C compiler for Triton. Parts, each a few lines of the table, and
-about how long each takes on an H200, of which most is compiling (estimated from compiling without a card):
+It needs torch, triton, safetensors and numpy, and a C compiler for Triton; for `model`, `compiled` and `graphs` also
+transformers. Parts, each a few lines of the table; most of the time is compiling:
 
-    ceilings     10 s     what this card copies and multiplies at best: the measure for everything below
-    attention    40 s     decode GB/s beside the copy, prefill TFLOP/s beside the product, for every form of the cache
-    model        1½ min   a random Llama of 8B's shape through the engine: decode at batch 1, 8, 64, 256, prefill;
-                          beside transformers with SDPA and its static cache on the same weights, kernel by kernel
-    compiled     2 min    transformers' decode through torch.compile; run after `model` it is compared
-    linear       30 s     products with 4 and 8 bit weights: GB/s at few rows, TFLOP/s at many
-    graphs       20 s     replayed decode steps equal eager ones, and what a replay saves
-    correct      2½ min   each kernel against the float64 reference on fresh random inputs; outputs are poisoned first,
-                          and the bytes of the cache are compared
+    ceilings     what this card copies and multiplies at best: the measure for everything below; what timing adds
+    attention    decode GB/s beside the copy, prefill TFLOP/s beside the product, for every form of the cache
+    model        a random Llama of 8B's shape through the engine: decode at batch 1, 8, 64, 256, prefill; beside
+                 transformers with SDPA and its static cache on the same weights, kernel by kernel
+    compiled     transformers' decode through torch.compile; run after `model` it is compared
+    linear       products with 4 and 8 bit weights: GB/s at few rows, TFLOP/s at many
+    graphs       replayed decode steps equal eager ones, and what a replay saves
+    correct      each kernel against the float64 reference on fresh random inputs; outputs are poisoned first, and the
+                 bytes of the cache are compared
 
-All together take about 8 minutes; where a machine is lent for less, run them by name: what needs the ceilings
-measures them itself, and parts run in the order above, those with targets first. What a part found is on stderr as soon
-as it ends, and in FILE after every row, there with "complete": false until the end, so a run that is cut short has not
+Where a machine is lent for a short time, run them by name: what needs the ceilings measures them itself, and parts run
+in the order above, those with targets first. What a part found is on stderr as soon as it ends, with the seconds that
+it took, and in FILE after every row, there with "complete": false until the end, so a run that is cut short has not
 been for nothing; stdout has the whole table at the end, or at SIGTERM, and the line of JSON.
 
 Before, the kernels of `attention`, `linear` and `correct` are compiled by a process a core, which for `correct` is all.
 
-A fault is a row with the unit "failed" that says why; what was found before is kept, and what can go on does. Kernels
-are timed as graphs that are queued far ahead, so that Python's time is not theirs. An 8B model's weights take 16 GB,
-and there is one copy of them.
+A fault is a row with the unit "failed" that says why; what was found before is kept, and what can go on does: after a
+kernel that has made the card unusable to its process, such as one that reads where nothing is, the parts that are left
+run in another. Kernels are timed as graphs that are queued far ahead, so that Python's time is not theirs. An 8B
+model's weights take 16 GB, and there is one copy of them.
 
 Targets: decode attention over bf16 reaches 80 % of the copy, prefill attention 55 % of the product, the engine's decode
 at batch 1 80 % of what the copy allows for the weights' bytes, twice the rate of transformers launched eagerly, and
@@ -40,6 +41,7 @@ script, not a card.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -57,7 +59,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_TRITON = (3, 6)
-NEEDED = ("torch", "triton", "transformers", "numpy")
+NEEDED = ("torch", "triton", "safetensors", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ TINY = Sizes(
     is_tiny=True,
 )
 
+Keep = Callable[[dict[str, Any]], None]  # of a row
+
 BYTES_OF_A_JOB = 3 << 30  # torch's context, and a layer's cache of a full batch at the long context
 COMPILED_AHEAD = ("attention", "linear")  # whose kernels several processes compile before anything is timed
 SHARED_OUT = ("correct",)  # whose cases those processes compute as well, each its own
@@ -159,7 +163,7 @@ def main() -> int:
     args = parser.parse_args()
     if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         print(
-            f"not installed: {', '.join(absent)}; with this Python: pip install {' '.join(NEEDED)}",
+            f"not installed: {', '.join(absent)}; with this Python: pip install {' '.join(NEEDED)} transformers",
             file=sys.stderr,
         )
         return 2
@@ -197,7 +201,7 @@ def main() -> int:
     )
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    figures = {"complete": False, "seed": args.seed, "tiny": args.tiny}
+    figures = {"complete": False, "seed": args.seed, "tiny": args.tiny, "card": gpu_parts.facts_of(device)}
     figures |= {"rows": rows, "targets": TARGETS, "failed": failed}
     facts = environment()
 
@@ -211,20 +215,24 @@ def main() -> int:
     before = signal.signal(signal.SIGTERM, _end)
     try:
         names = [name for name in parts if name in (args.parts or parts)]
+        if count > 1:  # what counts first, so that no kernel which is only to be compiled can take the card from it
+            names.sort(key=lambda name: name not in SHARED_OUT)
         num_jobs = 1 if count > 1 else args.jobs or (1 if args.tiny else _num_jobs(torch.cuda.mem_get_info(device)[0]))
         ahead = [name for name in names if name in (*COMPILED_AHEAD, *SHARED_OUT)]
         if num_jobs > 1 and ahead:
             _run_ahead(ahead, num_jobs, args, failed, keep)
             names = [name for name in names if name not in SHARED_OUT]
-        for name in names:
+        is_complete = True
+        for number, name in enumerate(names, start=1):
             started, num_before = time.perf_counter(), len(rows)
             for row in attempt(name, partial(parts[name], check)):
                 keep({"part": name, **row})
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
             found = table(rows[num_before:])
             print(f"{name}: {time.perf_counter() - started:.1f} s\n{found}\n", file=sys.stderr, flush=True)
-        figures["complete"] = True
+            if not check.can_go_on() and count == 1:
+                is_complete = _run_elsewhere(names[number:], args, keep)
+                break
+        figures["complete"] = is_complete
     finally:
         print_report("gpu_check", rows, figures, output=args.output)
         signal.signal(signal.SIGTERM, before)
@@ -239,51 +247,75 @@ def _num_jobs(free_bytes: int) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), free_bytes // BYTES_OF_A_JOB))
 
 
-def _run_ahead(
-    names: list[str],
-    num_jobs: int,
-    args: argparse.Namespace,
-    failed: dict[str, str],
-    keep: Callable[[dict[str, Any]], None],
-) -> None:
+def _run_ahead(names: list[str], num_jobs: int, args: argparse.Namespace, failed: dict[str, str], keep: Keep) -> None:
     """The parts' cases, shared out to processes: that compiles them on all cores, and is all that `SHARED_OUT` need.
 
     A process that a kernel brings down costs the cases of those that it had not computed yet; what was only to be
-    compiled is compiled when it is timed.
+    compiled is compiled when it is timed. What all of them found counts even when this one is ended meanwhile.
     """
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as files:
         outputs = [Path(folder) / f"{index}.json" for index in range(num_jobs)]
-        command = [sys.executable, "-P", str(ROOT / "bench" / "gpu_check.py"), *names, "--seed", str(args.seed)]
-        command += ["--tiny"] if args.tiny else []
+        # To files: a pipe that nobody reads yet would stop who writes to it.
+        logs = [output.with_suffix(".log") for output in outputs]
         processes = [
             subprocess.Popen(
-                [*command, "--share", str(index), str(num_jobs), "--output", str(output)],
+                _command(names, args, output, "--share", str(index), str(num_jobs)),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+                stderr=files.enter_context(log.open("w")),
             )
-            for index, output in enumerate(outputs)
+            for index, (output, log) in enumerate(zip(outputs, logs, strict=True))
         ]
         try:
-            for process, output in zip(processes, outputs, strict=True):
-                _, errors = process.communicate()
-                report: dict[str, Any] = {"complete": False, "rows": []}
-                if output.exists():
-                    report = json.loads(output.read_text())
+            for process in processes:
+                process.wait()
+        finally:
+            for process, output, log in zip(processes, outputs, logs, strict=True):
+                process.kill()
+                process.wait()
+                report = _report_of(output)
                 for row in report["rows"]:
                     if row["part"] in SHARED_OUT:
                         keep(row)
                 if not report["complete"]:
+                    errors = log.read_text()
                     last = next(reversed(errors.strip().splitlines()), "")
                     why = f"a process ended with {process.returncode}: {last}"
                     print(errors, why, sep="\n", file=sys.stderr)
                     failed.update((name, why) for name in names if name in SHARED_OUT)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
     print(f"compiled ahead: {', '.join(names)}: {time.perf_counter() - started:.1f} s\n", file=sys.stderr, flush=True)
+
+
+def _run_elsewhere(names: list[str], args: argparse.Namespace, keep: Keep) -> bool:
+    """The parts in a process of their own, one after another; whether that came to its end."""
+    if not names:
+        return True
+    print(f"in another process: {', '.join(names)}\n", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rest.json"
+        process = subprocess.Popen(_command(names, args, output, "--jobs", "1"), stdout=subprocess.DEVNULL)
+        try:
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            report = _report_of(output)
+            for row in report["rows"]:
+                keep(row)
+    return bool(report["complete"])
+
+
+def _command(names: list[str], args: argparse.Namespace, output: Path, *more: str) -> list[str]:
+    script = [sys.executable, "-P", str(ROOT / "bench" / "gpu_check.py"), *names, "--seed", str(args.seed)]
+    return [*script, *(["--tiny"] if args.tiny else []), *more, "--output", str(output)]
+
+
+def _report_of(output: Path) -> dict[str, Any]:
+    """What a process of this script wrote until it ended."""
+    if not output.exists():
+        return {"complete": False, "rows": []}
+    report: dict[str, Any] = json.loads(output.read_text())
+    return report
 
 
 def _end(number: int, frame: object) -> None:

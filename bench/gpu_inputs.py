@@ -41,6 +41,12 @@ class PagedInputs:
         return replace(self, **moved)  # type: ignore[arg-type]
 
 
+def forms_beside(dtype: torch.dtype) -> list[str]:
+    """Forms of the cache for activations of that dtype: a card that is served in float16 has no bfloat16."""
+    without = {torch.float16: {"float32", "bf16"}}.get(dtype, {"float32"})
+    return [form for form in FORMS if form not in without]
+
+
 def on_cpu(inputs: PagedInputs) -> PagedInputs:
     return inputs.to(torch.device("cpu"))
 

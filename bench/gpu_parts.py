@@ -1,5 +1,6 @@
 """The parts of `gpu_check.py`: what runs on the card, and what it is held to. Knows no command line."""
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,13 +9,16 @@ from typing import Any
 import torch
 
 from pagedd.bench import gpu_correct, gpu_model
-from pagedd.bench.gpu_inputs import PagedInputs, make_inputs, random_nested_weight, random_weight
+from pagedd.bench.gpu_inputs import PagedInputs, forms_beside, make_inputs, random_nested_weight, random_weight
 from pagedd.bench.gpu_rows import Row, attempt, row
-from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of
+from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of, warm_up
+from pagedd.bench.report import Cell
 from pagedd.engine.model.load import check_current_device
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.triton import backend as kernels
+from pagedd.kernels.triton.attention_shape import native_dtype
+from pagedd.kernels.triton.launch import card_of
 
 Rows = Iterator[Row]
 Figure = tuple[float, str, float]  # value, unit, share of its ceiling
@@ -25,7 +29,7 @@ class Check:
     """One run.
 
     Attributes:
-        decode_rates: batch → the engine's tokens a second, once `model` has measured them.
+        decode_rates: (layers, batch) → the engine's tokens a second, once `model` has measured them.
         share: which of how many processes this is, each of which takes its cases of the parts that ask `takes_next`.
         only_compiles: nothing is timed; what is launched, Triton keeps for the process that times it.
     """
@@ -33,7 +37,7 @@ class Check:
     device: torch.device
     sizes: Any
     seed: int
-    decode_rates: dict[int, float] = field(default_factory=dict)
+    decode_rates: dict[tuple[int, int], float] = field(default_factory=dict)
     share: tuple[int, int] = (0, 1)
     only_compiles: bool = False
     _num_cases: int = 0
@@ -41,7 +45,12 @@ class Check:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return native_dtype(card_of(self.device).arch) if self.device.type == "cuda" else torch.float32
+
+    @property
+    def forms(self) -> list[str]:
+        """Of the cache, that such a card is served with."""
+        return forms_beside(self.dtype)
 
     @property
     def ceilings(self) -> tuple[float, float]:
@@ -49,6 +58,7 @@ class Check:
         if self.only_compiles:
             return 1.0, 1.0
         if self._ceilings is None:
+            warm_up(self.device, self.dtype)
             copied = copy_rate(self.device, self.sizes.copy_bytes)
             self._ceilings = copied, product_rate(self.device, self.sizes.matmul, self.dtype)
         return self._ceilings
@@ -64,11 +74,36 @@ class Check:
         index, count = self.share
         return self._num_cases % count == index
 
+    def can_go_on(self) -> bool:
+        """Whether the card still answers this process. What nobody holds there any more is given back."""
+        try:
+            check_current_device()
+            if self.device.type == "cuda":
+                gc.collect()
+                torch.cuda.empty_cache()
+        except RuntimeError:  # lost, or it says so only now
+            return False
+        return True
+
     def time(self, call: Callable[[], object]) -> float:
         if self.only_compiles:
             call()
             return 1.0
         return seconds_of(call, self.device, self.sizes.seconds)
+
+
+def facts_of(device: torch.device) -> dict[str, Cell] | None:
+    """Which card it is, as torch sees it."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "processors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "cuda": torch.version.cuda,
+    }
 
 
 def measured(what: str, measure: Callable[[], Figure]) -> Rows:
@@ -85,18 +120,18 @@ def correct(check: Check) -> Rows:
 
 
 def ceilings(check: Check) -> Rows:
-    """What the card copies, and multiplies in bfloat16, through torch."""
+    """What the card copies, and multiplies in 16 bits, through torch; and what timing adds to every kernel."""
     copied, multiplied = check.ceilings
     yield row("copy", copied / 1e9, "GB/s")
     yield row("product", multiplied / 1e12, "TFLOP/s")
+    nothing = torch.zeros(1, device=check.device)
+    yield row("a kernel that does nothing", 1e6 * check.time(nothing.zero_), "µs")
 
 
 def attention(check: Check) -> Rows:
     """Decode of a full batch at the long context, and the first chunk of a prompt."""
     generator = torch.Generator().manual_seed(check.seed)
-    for form in FORMS:
-        if form == "float32":
-            continue
+    for form in check.forms:
         for kind, measure in (("decode", _decode_attention), ("prefill", _prefill_attention)):
             if check.takes_next():
                 yield from measured(f"{kind}.{form}", partial(measure, check, form, generator))
@@ -153,21 +188,23 @@ def _product(check: Check, weight: PackedWeight, num_rows: int) -> Figure:
 
 
 def graphs(check: Check) -> Rows:
-    """A decode step replayed and launched kernel by kernel."""
-    yield from (row(*figure) for figure in gpu_model.replayed_steps(check.device, check.sizes, check.dtype))
+    """A decode step replayed and launched kernel by kernel, over a small model."""
+    sizes = check.sizes
+    theirs = gpu_model.random_llama(check.device, sizes, check.dtype, num_layers=min(2, sizes.layers))
+    loaded = gpu_model.load_from(theirs, check.device, check.dtype)
+    for form in gpu_model.replayed_forms(check.dtype, is_tiny=sizes.is_tiny):
+        yield from attempt(form.name, partial(gpu_model.replayed_steps, loaded, form, sizes))
 
 
 def model(check: Check) -> Rows:
     """The engine on a random Llama, beside transformers on the same weights."""
     copied, _ = check.ceilings
-    figures = gpu_model.engine_rates(check.device, check.sizes, check.dtype, copied, check.decode_rates)
-    yield from (row(*figure) for figure in figures)
+    yield from gpu_model.engine_rates(check.device, check.sizes, check.dtype, copied, check.decode_rates)
 
 
 def compiled(check: Check) -> Rows:
     """transformers compiled by torch, beside what `model` found."""
-    figures = gpu_model.compiled_rates(check.device, check.sizes, check.dtype, check.decode_rates)
-    yield from (row(*figure) for figure in figures)
+    yield from gpu_model.compiled_rates(check.device, check.sizes, check.dtype, check.decode_rates)
 
 
 # In this order: what has targets first.

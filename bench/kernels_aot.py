@@ -11,7 +11,7 @@
     wide_loads   loads of 16 bytes in the PTX, asynchronous copies included
 
 Registers, spills and shared memory are read from the cubin: what runs is decided there, whatever was asked for. Fails
-where a variant that a Llama-8B uses spills, where one takes more shared memory than there is, or where one with
+where a variant of a common model spills, where one takes more shared memory than there is, or where one with
 products lacks matrix instructions or 16-byte loads (on 75, for which Triton makes none, it may).
 """
 
@@ -154,7 +154,7 @@ def occupancy_of(processor: Processor, num_warps: int, registers: int, shared: i
 def faults_of(variant: Variant, compiled: Compiled) -> Iterator[str]:
     """What is wrong with it, in sentences."""
     where = f"{variant.name} on sm_{compiled.arch}"
-    if variant.is_8b and compiled.spilled:
+    if variant.must_fit and compiled.spilled:
         yield f"{where} spills {compiled.spilled} bytes a thread"
     most = PROCESSORS[compiled.arch].shared_bytes_of_a_program
     if compiled.shared > most:

@@ -7,7 +7,7 @@ do; the floor is the larger of bytes / bandwidth and operations / rate, from the
 counted: a small model of the same kind runs through the same decoder and kernels, interpreted on the CPU.
 
     weights      groups of 32 in 4 bits with two float16 each, 5 bits a number; the embedding in bfloat16
-    KV           bfloat16, or int8 with a bfloat16 scale a row
+    KV           bfloat16, or int8 with a bfloat16 scale a row, in whole cache lines as blocks are
     prompt       a chunk of 2 048 tokens, its causal attention included
 """
 
@@ -28,7 +28,7 @@ from pagedd.engine.kv.storage import size_pool
 from pagedd.engine.model.config import parse_decoder_config
 from pagedd.engine.model.decoder import Decoder
 from pagedd.engine.runner import drawn_together
-from pagedd.engine.sampler import WORKING_BYTES_PER_LOGIT
+from pagedd.engine.sampler import working_bytes_per_logit
 from pagedd.kernels.kv_form import FORMS, KVForm
 
 CONTEXT_LEN = 4096
@@ -83,7 +83,8 @@ class Shape:
 
 LLAMA_8B = Shape()
 BYTES_PER_WEIGHT = 20 / 32  # 16 bytes of numbers, 4 of scale and offset
-KV_BYTES_PER_NUMBER = {"bf16": 2.0, "int8": 1 + 2 / 128}
+KV_FORMS = ("bf16", "int8")
+BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _step(
 ) -> list[Work]:
     layers, activation = shape.layers, 2  # bytes of a bfloat16
     sampled = rows if num_sampled is None else num_sampled
-    kv_row = shape.kv_heads * shape.head_dim * KV_BYTES_PER_NUMBER[kv_form]
+    kv_token = kv_bytes(shape, kv_form)
     query = shape.heads * shape.head_dim
     return [
         Work("rms_norm", layers * 2 * rows * shape.hidden * activation * 4, layers * 2 * rows * shape.hidden * 6),
@@ -132,12 +133,12 @@ def _step(
         ),
         Work(
             "rope_kv",
-            layers * rows * (activation * (2 * query + 2 * shape.kv_heads * shape.head_dim) + 2 * kv_row),
+            layers * rows * (activation * (2 * query + 2 * shape.kv_heads * shape.head_dim) + kv_token),
             layers * rows * 6 * query,
         ),
         Work(
             "paged_attention",
-            layers * (2 * keys_read * kv_row + 2 * rows * query * activation),
+            layers * (keys_read * kv_token + 2 * rows * query * activation),
             layers * 4 * pairs * query,
         ),
         Work("silu_and_mul", layers * rows * 3 * shape.inner * activation, layers * rows * shape.inner * 5),
@@ -149,10 +150,15 @@ def _step(
     ]
 
 
+def kv_bytes(shape: Shape, kv_form: str) -> float:
+    """Key and value of one token in one layer, with what its block is padded by."""
+    return shape.kv_heads * FORMS[kv_form].block_bytes(BLOCK_SIZE, shape.head_dim) / BLOCK_SIZE
+
+
 def memory_gib(batch: int, kv_form: str, shape: Shape = LLAMA_8B) -> float:
     """Weights, and the KV of `batch` sequences of `CONTEXT_LEN` tokens."""
     weights = (shape.layers * shape.layer_weights + shape.head_weights) * BYTES_PER_WEIGHT + shape.head_weights * 2
-    kv = batch * CONTEXT_LEN * shape.layers * 2 * shape.kv_heads * shape.head_dim * KV_BYTES_PER_NUMBER[kv_form]
+    kv = batch * CONTEXT_LEN * shape.layers * kv_bytes(shape, kv_form)
     return (weights + kv) / 2**30
 
 
@@ -185,7 +191,7 @@ def file_rows(shape: Shape = LLAMA_8B) -> list[dict[str, Cell]]:
 
     As the engine sizes its pool where 7.5 GiB are free, for so few seats and so short contexts as such a card asks for.
     """
-    reserved = {form: _reserved_bytes(shape, FORMS[form]) for form in KV_BYTES_PER_NUMBER}
+    reserved = {form: _reserved_bytes(shape, FORMS[form]) for form in KV_FORMS}
     rows: list[dict[str, Cell]] = []
     for form in file_forms(shape):
         layers, head = shape.layers * shape.layer_weights * form.layers / 8, shape.head_weights * form.head / 8
@@ -197,8 +203,8 @@ def file_rows(shape: Shape = LLAMA_8B) -> list[dict[str, Cell]]:
                     free_bytes=int(7.5 * 2**30 - weights),
                     share=USABLE_SHARE,
                     reserve_bytes=reserve_bytes,
-                    bytes_per_block=shape.layers * shape.kv_heads * FORMS[kv_form].block_bytes(16, shape.head_dim),
-                    block_size=16,
+                    bytes_per_block=int(shape.layers * kv_bytes(shape, kv_form) * BLOCK_SIZE),
+                    block_size=BLOCK_SIZE,
                     max_num_seqs=SMALL_CARD_SEATS,
                     max_model_len=SMALL_CARD_CONTEXT,
                 )
@@ -219,8 +225,8 @@ def _reserved_bytes(shape: Shape, form: KVForm) -> int:
     seats, context = SMALL_CARD_SEATS, SMALL_CARD_CONTEXT
     return (
         decoder.activation_bytes(CHUNK, seats, context, form)
-        + drawn_together(seats, seats) * shape.vocab * WORKING_BYTES_PER_LOGIT
-        + graph_bytes(decoder, seats, context, shape.vocab, form, 16)
+        + drawn_together(seats, seats) * shape.vocab * working_bytes_per_logit(sorts_logits=False)
+        + graph_bytes(decoder, seats, context, shape.vocab, form, BLOCK_SIZE)
     )
 
 
@@ -243,7 +249,7 @@ def step_rows() -> list[dict[str, Cell]]:
     rows: list[dict[str, Cell]] = []
     for card in CARDS:
         for batch in BATCHES:
-            for form in KV_BYTES_PER_NUMBER:
+            for form in KV_FORMS:
                 gib = memory_gib(batch, form)
                 floor_ms = sum(work.floor_ms(card) for work in decode_step(batch, kv_form=form))
                 fits = gib < USABLE_SHARE * card.memory_gib
@@ -299,7 +305,7 @@ def count_launches(num_layers: int) -> int:
         loaded = load_model(EngineConfig(model=folder, device="cpu", dtype="float32"), lambda share, what: None)
         ops.select_backend(loaded.device)
         del os.environ[ops.BACKEND_VARIABLE]
-        storage = KVStorage(loaded.config, 1, 16, FORMS["float32"], loaded.device)
+        storage = KVStorage(loaded.config, 1, BLOCK_SIZE, FORMS["float32"], loaded.device)
         request = Request(request_id="", prompt_token_ids=[1], params=SamplingParams(max_tokens=1))
         sequence = Sequence(
             request=request,
@@ -312,7 +318,7 @@ def count_launches(num_layers: int) -> int:
             order=0,
             block_table=[0],
         )
-        batch = build_batch([ScheduledSequence(sequence, 0, 1, [sequence])], 16, loaded.device)
+        batch = build_batch([ScheduledSequence(sequence, 0, 1, [sequence])], BLOCK_SIZE, loaded.device)
         with torch.inference_mode():
             recording = record(lambda: loaded.model.forward(batch, storage))
         ops.select_backend(loaded.device)

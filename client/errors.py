@@ -81,6 +81,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
         500, "The quantized KV cache changes more of this model's answers than it should, and was to be refused then."
     ),
     "no_kv_memory": ErrorKind(500, "Not enough free memory for even one block of KV cache."),
+    "no_host_memory": ErrorKind(500, "The host cannot give the KV cache as much memory as kv_host_gib asks for."),
 }
 
 

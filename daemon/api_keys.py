@@ -10,12 +10,12 @@ import hmac
 import logging
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.files import read_regular
+from pagedd.daemon.files import read_regular, reason
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def read_api_keys(path: Path) -> list[ApiKey]:
         content, status = read_regular(path, _MAX_FILE_BYTES)
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _invalid(f"api_key_file {path}: {error}") from error
+        raise _invalid(f"api_key_file {path}: {reason(error)}") from error
     lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
     lines = {number: line for number, line in lines.items() if line and not line.startswith("#")}
     keys = [_key(f"api_key_file {path}, line {number}", line) for number, line in lines.items()]
@@ -94,9 +94,16 @@ def hash_line(key: str, *words: str) -> str:
             f"a key of {len(key)} characters: it has at least {_MIN_KEY_CHARS} and no blank; `openssl rand -hex 24` "
             "makes one"
         )
-    line = " ".join((*words[:1], f"sha256:{_sha256(key).hex()}", *words[1:]))
-    _key("the line", line)
-    return line
+    check_words(words)
+    return " ".join((*words[:1], f"sha256:{_sha256(key).hex()}", *words[1:]))
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Name and scope as `hash_line` takes them. Raises `PageddError("invalid_setting")`."""
+    if words and not _NAME.fullmatch(words[0]):
+        raise _invalid(f"the key's name {words[0]!r}: it has 1 to 64 letters, digits or _.-")
+    if len(words) > 1 and list(words[1:]) != ["admin"]:
+        raise _invalid(f"after the key's name {' '.join(words[1:])!r}: there comes nothing, or admin")
 
 
 def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:

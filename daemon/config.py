@@ -184,7 +184,10 @@ class DaemonConfig:
     )
     hot_celsius: float = setting(90.0, "Of the machine's hottest thermal zone.", minimum=20, maximum=150)
     yield_to: tuple[str, ...] = setting(
-        (), "Programs that get the device to themselves: while one of that name runs, the engine sleeps.", none="nobody"
+        (),
+        "Programs that get the device to themselves: while one of that name runs, the engine sleeps, after a load that "
+        "is under way.",
+        none="nobody",
     )
     yield_below_gib: float | None = setting(
         None,
@@ -200,7 +203,9 @@ class DaemonConfig:
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace a request; no texts.", none="off"
     )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
-    log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
+    log_format: str = setting(
+        "auto", "auto is journald under systemd, else human; json is one object a line.", choices=logs.FORMATS
+    )
     # Callers, and what they cost
     quota: QuotaConfig = table(QuotaConfig())  # noqa: RUF009 (frozen)
     cost: CostConfig = table(CostConfig())  # noqa: RUF009 (frozen)

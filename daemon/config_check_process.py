@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pagedd.daemon.config_check import Question, Verdict
+from pagedd.daemon.files import reason
 from pagedd.daemon.parent import die_with_parent
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
@@ -40,7 +41,7 @@ def _notes(settings: EngineConfig) -> list[str]:
     except FileNotFoundError:
         return []  # it will be made
     except OSError as error:
-        return [f"kv_disk_directory will not be used, and the daemon serves without that tier: {error}"]
+        return [f"kv_disk_directory will not be used, and the daemon serves without that tier: {reason(error)}"]
     return []
 
 

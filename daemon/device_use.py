@@ -97,9 +97,10 @@ class DeviceUse:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def sleep(self) -> None:
+    async def sleep(self, by: Caller | None = None) -> None:
         """Gives the device back: running requests may end as when the daemon stops, then the engine process goes.
 
+        `by` is the administrator who asks; None is the daemon itself.
         The next request starts it again, and waits for it. An engine that wakes just now is first let wake. Raises
         `PageddError` when there is no engine that could end.
         """
@@ -109,15 +110,22 @@ class DeviceUse:
             )
         if not self._host.is_sleeping:
             self._host.check_ready()
+        if by is not None:
+            log.info("the engine is to sleep: %s asked for it", by.name)
         await self._whole(self._sleep(None))
 
     async def _sleep(self, within_s: float | None) -> None:
         await self._come_to_rest(within_s)
         await self._host.sleep()
 
-    def wake(self) -> None:
-        """Starts the engine again when it sleeps. Raises `PageddError("device_yielded")`."""
+    def wake(self, by: Caller | None = None) -> None:
+        """Starts the engine again when it sleeps. Raises `PageddError("device_yielded")`.
+
+        `by` is the administrator who asks; None is a request.
+        """
         self.check_not_yielded()
+        if self._host.state is EngineState.ASLEEP:
+            log.info("the engine wakes: %s", "a request came" if by is None else f"{by.name} asked for it")
         self._host.wake()
 
     async def yield_device(self, claimant: str, reason: str | None, within_s: float | None = None) -> None:
@@ -133,6 +141,8 @@ class DeviceUse:
         if reason is None:
             if self._claims.pop(claimant, None) is not None and not self._claims:
                 self._events.add("engine", "the device is taken back")
+                then = "the engine wakes" if self._wakes_afterwards else "the engine sleeps on until a request comes"
+                log.info("nobody else needs the device any more: %s", then)
                 if self._wakes_afterwards:
                     self._host.wake()
             return

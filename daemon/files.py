@@ -83,6 +83,11 @@ def verify_sha256(path: Path, expected: str) -> None:
         raise PageddError("checksum_mismatch", message)
 
 
+def reason(error: Exception) -> str:
+    """Why a file cannot be had, without Python's number and path, which whoever names the file says better."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 @contextmanager
 def explained_write(target: Path) -> Iterator[None]:
     """Turns an `OSError` into `model_unavailable` with the next step."""
@@ -94,7 +99,7 @@ def explained_write(target: Path) -> Iterator[None]:
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             why = f"{error.strerror}; make the folder writable, or set XDG_CACHE_HOME to another one"
         else:
-            why = f"{error.strerror or error}; check the disk"
+            why = f"{reason(error)}; check the disk"
         raise PageddError("model_unavailable", f"cannot write {target}: {why}") from error
 
 

@@ -11,7 +11,6 @@ import math
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -19,7 +18,7 @@ from aiohttp import web
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
-from pagedd.daemon.activation import Inherited
+from pagedd.daemon.activation import Inherited, listen
 from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key, reread_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
@@ -53,7 +52,7 @@ from pagedd.daemon.openai_schema import (
     tokenize_request,
 )
 from pagedd.daemon.openapi import openapi_document
-from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
+from pagedd.daemon.runtime_dir import REQUESTS_MODE
 from pagedd.daemon.service import Service
 from pagedd.daemon.tls_certificate import TlsCertificate, configured_certificate
 from pagedd.daemon.tls_server import TlsServer
@@ -86,7 +85,7 @@ class HttpApi:
     ) -> None:
         self._service = service
         self._path = endpoints.http
-        self._inherited_fd = (inherited or {}).get(endpoints.http)
+        self._inherited = inherited or {}
         self._config = config
         self._keys: list[ApiKey] = []
         self._certificate: TlsCertificate | None = None
@@ -99,8 +98,9 @@ class HttpApi:
     async def start(self) -> None:
         """Binds and serves.
 
-        Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key, or
-        a certificate that cannot serve. One that has expired is only said in the log: the Unix socket needs none.
+        Raises `OSError` when the Unix socket cannot be had, `PageddError("invalid_setting")` for a TCP port that is
+        taken, a key file that holds no key, or a certificate that cannot serve. One that has expired is only said in
+        the log: the Unix socket needs none.
         """
         self._certificate = configured_certificate(self._config)
         if self._certificate is not None:
@@ -109,10 +109,7 @@ class HttpApi:
         # Anybody may connect over TCP, with a key or without, so it has its own and the smaller share.
         for_tcp = 0 if self._config.http_port is None else max_connections() // 4
         for_unix = max_connections() - for_tcp
-        if self._inherited_fd is not None:
-            await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd), for_unix)
-        else:
-            await self._serve(self._unix_door, _bind_unix(self._path), for_unix)
+        await self._serve(self._unix_door, listen(self._path, REQUESTS_MODE, self._inherited), for_unix)
         if self._config.http_port is not None:
             listener = _bind_tcp(self._config.http_host, self._config.http_port)
             await self._serve(self._tcp_door, listener, for_tcp, self._certificate)
@@ -144,7 +141,7 @@ class HttpApi:
             self._tls_server = None
         for runner in self._runners:
             await runner.cleanup()
-        if self._runners and self._inherited_fd is None:
+        if self._runners and self._path not in self._inherited:
             self._path.unlink(missing_ok=True)
         self._runners.clear()
         self._listeners.clear()
@@ -242,7 +239,7 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
             response.headers["Allow"] = ", ".join(methods)
             return response
         except web.HTTPNotFound:
-            said = f"{request.method[:32]} {request.path[:256]}: there is no such path; docs/api.md lists them"
+            said = f"{request.method[:32]} {request.path[:256]}: there is no such path; /openapi.json lists them"
             return _error(service, PageddError("unknown_route", said))
         except ConnectionError:
             raise  # the client is gone; there is nobody to answer
@@ -335,7 +332,7 @@ class _Handlers:
 
     async def sleep(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        await self._service.device.sleep()
+        await self._service.device.sleep(request[_CALLER])
         return _json(StatusAnswer("sleeping"))
 
     async def load(self, request: web.Request) -> web.Response:
@@ -346,7 +343,7 @@ class _Handlers:
 
     async def wake_up(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        self._service.device.wake()
+        self._service.device.wake(request[_CALLER])
         return _json(StatusAnswer("waking"))
 
     async def _generate(
@@ -397,24 +394,15 @@ def _json(content: Any) -> web.Response:
     return web.Response(body=encode(content), content_type="application/json")
 
 
-def _bind_unix(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        with socket_mode(REQUESTS_MODE):
-            listener.bind(str(path))
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _bind_tcp(host: str, port: int) -> socket.socket:
+    """Raises `PageddError("invalid_setting")`."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        why = f"http_port {port} on {host}: {error.strerror}; choose another, or end what listens there"
+        raise PageddError("invalid_setting", why, field="http_port") from error
     return listener

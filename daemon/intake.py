@@ -16,7 +16,7 @@ from pagedd.daemon.doctor import Doctor
 from pagedd.daemon.host import Host
 from pagedd.daemon.live_requests import LiveEntry, LiveRequests
 from pagedd.daemon.metering import Metering
-from pagedd.daemon.requests import Admitted, Broken, Phase
+from pagedd.daemon.requests import Admitted, Broken, Held, Phase
 from pagedd.daemon.served_model import ServedModel
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request
@@ -121,6 +121,8 @@ class Intake:
         `is_held`: the engine sleeps, and they wait until it is awake.
         """
         if is_held:
+            for entry in entries:
+                self._requests.apply(entry, Held())
             await self._awake()
             entries = _still_outside(entries)
             if not entries:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, Usage
+from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, Usage, Waking
 from pagedd.daemon.logprob_list import LogprobList
 from pagedd.daemon.text.detokenizer import Detokenizer
 from pagedd.daemon.text.stop_strings import StopMatcher
@@ -27,6 +27,11 @@ class Admitted:
 
     request: Request
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """It waits until the engine is awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class ClientGone:
     """Nobody is left to hear anything."""
 
 
-Event = Admitted | Produced | Broken | Cancelled | ClientGone
+Event = Held | Admitted | Produced | Broken | Cancelled | ClientGone
 
 # Actions: what its owner has to do.
 
@@ -147,6 +152,8 @@ class LiveRequest:
         if self.has_ended:
             return []
         match event:
+            case Held():
+                return [Send(Waking(id=self.id, request_id=self.request_id))]
             case Admitted(request, model):
                 self.model = model
                 return self._admitted(request)

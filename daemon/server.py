@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import uvloop
-import zmq
 
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
@@ -37,6 +36,7 @@ from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.logind import Logind
 from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_loading import Candidate, find_model
+from pagedd.daemon.models import find_weights
 from pagedd.daemon.power import Power, Speed
 from pagedd.daemon.reload import Reloader
 from pagedd.daemon.restart_policy import RestartPolicy
@@ -45,6 +45,7 @@ from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
 from pagedd.daemon.telemetry import Reading, Telemetry, TelemetryCollector
 from pagedd.daemon.zmq_api import ZmqApi
+from pagedd.engine.info import EngineInfo
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ def run(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
     fatal_trace.arm()
     forbid_core_files()
     raise_descriptor_limit()
+    find_weights(config.model)  # a name that is none is refused before anything listens
     uvloop.run(serve(config, read_config))
 
 
@@ -115,6 +117,7 @@ class Daemon:
         self._had_terminal = has_terminal()
         self._stop_requested = asyncio.Event()
         self._was_ready = False
+        self._greeted: EngineInfo | None = None  # of the last engine that was said to be ready
 
     async def run(self) -> None:
         """Returns after a signal and a drain. Raises `PageddError` when model or engine cannot be had."""
@@ -137,9 +140,9 @@ class Daemon:
         try:
             for api in self._apis:
                 await api.start()
-        except (OSError, zmq.ZMQError) as error:
-            why = f"{error.strerror or error}; choose another runtime_dir or http_port"
-            raise PageddError("invalid_setting", f"a socket cannot be opened: {why}") from error
+        except OSError as error:
+            why = f"{self._endpoints.directory}: a socket cannot be opened: {error.strerror or error}"
+            raise PageddError("invalid_setting", f"{why}; choose another runtime_dir", field="runtime_dir") from error
         log.info("listening in %s", self._endpoints.directory)
         if self._config.http_port is not None:
             with_tls = "" if self._config.tls_cert_file is None else " and TLS"
@@ -193,12 +196,16 @@ class Daemon:
         if host.failure is not None:
             raise host.failure
         systemd.notify(f"STATUS={host.describe()}")
+        if host.state is EngineState.READY and host.info is not self._greeted:
+            self._greeted = host.info
+            self._say_ready()
         if host.state is EngineState.READY and not self._was_ready:
             self._was_ready = True
             # What loading made is here to stay; collections need not walk it again.
             gc.freeze()
             systemd.notify("READY=1")
-            self._greet()
+            if sys.stdout.isatty():
+                print(how_to_talk(self._endpoints), flush=True)
 
     async def _tell_systemd_while_loading(self) -> None:
         """A load or a download may take minutes without a word, and systemd would give up."""
@@ -258,7 +265,7 @@ class Daemon:
         info = self._host.info
         return self._telemetry.read(self._host.pid, info.device if info is not None else None)
 
-    def _greet(self) -> None:
+    def _say_ready(self) -> None:
         info, model = self._host.info, self._service.model
         if info is None or model is None:
             return
@@ -266,8 +273,6 @@ class Daemon:
             "ready: %s on %s, %s, %d KV blocks of %d tokens, up to %d tokens a request",
             model.name, info.device_name, info.dtype, info.num_blocks, info.block_size, info.max_request_tokens,
         )  # fmt: skip
-        if sys.stdout.isatty():
-            print(how_to_talk(self._endpoints), flush=True)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -73,8 +73,11 @@ class Service:
         self._is_draining = False
         self._ready_since_s = time.monotonic()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
+        # Until the model is known by its own.
+        self._engine_figures.model_name = config.served_model_name or config.model
         self.metrics = Metrics(self._engine_figures)
         self._request_log = RequestLog(config.request_log)
+        self._request_log.announce()
         self._tracing = None if config.otel_endpoint is None else Tracing(config.otel_endpoint)
         self._live = LiveRequests(
             host, self.metrics, self.metering, self.events, self._suspects, self._on_request_ended

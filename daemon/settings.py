@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.files import read_regular
+from pagedd.daemon.files import read_regular, reason
 from pagedd.daemon.setting import (
     ENVIRONMENT_PREFIX,
     KINDS,
@@ -180,7 +180,7 @@ def _read_toml(file: Path, *, required: bool) -> dict[str, Any]:
         raise PageddError("invalid_setting", f"config = {file}: there is no such file", field="config") from None
     except (OSError, ValueError, RecursionError) as error:
         # ValueError: no TOML, no UTF-8, or an integer of too many digits.
-        raise PageddError("invalid_setting", f"config = {file}: {shown(error)}", field="config") from error
+        raise PageddError("invalid_setting", f"config = {file}: {shown(reason(error))}", field="config") from error
 
 
 @dataclass(frozen=True, slots=True)

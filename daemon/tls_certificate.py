@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.config import DaemonConfig
-from pagedd.daemon.files import read_regular
+from pagedd.daemon.files import read_regular, reason
 from pagedd.daemon.wall_clock import unix_s
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def _read(name: str, path: Path) -> tuple[bytes, int]:
     try:
         content, status = read_regular(path, _MAX_FILE_BYTES)
     except OSError as error:
-        raise _invalid(name, path, error.strerror or str(error)) from error
+        raise _invalid(name, path, reason(error)) from error
     return content, status.st_mode
 
 

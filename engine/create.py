@@ -28,7 +28,7 @@ from pagedd.engine.kv_quality_check import MAX_TOKENS, check_kv_quality, judge, 
 from pagedd.engine.model.fingerprint import fingerprint
 from pagedd.engine.model.load import LoadedModel, check_current_device, device_name, load_model, num_physical_cores
 from pagedd.engine.runner import ModelRunner, drawn_together
-from pagedd.engine.sampler import MAX_VOCAB_SIZE, WORKING_BYTES_PER_LOGIT, Sampler
+from pagedd.engine.sampler import MAX_VOCAB_SIZE, Sampler, working_bytes_per_logit
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.warm_up import launch_everything, warm_up
 
@@ -131,9 +131,8 @@ def create_runner(
     num_guesses = 0 if runs_ahead else config.num_speculative_tokens
     max_logits_rows = min(budget, config.max_num_seqs * (1 + num_guesses))
     reserve_bytes = model.activation_bytes(budget, max_logits_rows, max_model_len, kv_form)
-    reserve_bytes += (
-        drawn_together(max_logits_rows, config.max_num_seqs) * loaded.config.vocab_size * WORKING_BYTES_PER_LOGIT
-    )
+    num_logits = drawn_together(max_logits_rows, config.max_num_seqs) * loaded.config.vocab_size
+    reserve_bytes += num_logits * working_bytes_per_logit(sorts_logits=backend.sorts_logits)
     uses_graphs = backend.can_be_captured and model.can_be_captured and not config.enforce_eager
     if uses_graphs:
         reserve_bytes += graph_bytes(

@@ -41,12 +41,19 @@ from pagedd.engine.step import Sampled
 from pagedd.kernels import ops
 from pagedd.kernels.ranking import best_first, best_tokens, rank_keys, token_ids
 
-# The most that `Sampler.sample` holds beside the logits it is given: 72 where every row has penalties, top_p and
-# log-probabilities, measured on a CPU.
-WORKING_BYTES_PER_LOGIT = 80
+# The most that `Sampler.draw` holds beside the logits it is given, where every row has penalties, top_p and
+# log-probabilities. With a `keep_best` that sorts 72, measured on a CPU; without 26, counted, when the best few are
+# ranked for log-probabilities, and 4 for the rows of forks, which `runner.py` copies.
+_BYTES_PER_LOGIT_SORTED = 80
+_BYTES_PER_LOGIT = 32
 
 _ONE = 1 << 40  # weight of the most likely token
 MAX_VOCAB_SIZE = (1 << 23) - 1  # so that the sum of a row's weights stays below 2⁶³
+
+
+def working_bytes_per_logit(*, sorts_logits: bool) -> int:
+    """Upper bound on what drawing holds beside its logits; `sorts_logits` is the backend's (`kernels/ops.py`)."""
+    return _BYTES_PER_LOGIT_SORTED if sorts_logits else _BYTES_PER_LOGIT
 
 
 class Sampler:

@@ -71,6 +71,7 @@ class BackendChoice:
         can_be_captured: it never waits for the device, so its launches can become a CUDA graph.
         compiles_at_first_launch: a launch of a new kind takes seconds, so each has to be made before serving.
         gathers_kv: attention needs room for a copy of the keys and values that it reads.
+        sorts_logits: `keep_best` needs room for a vocabulary in its order.
         keeps_weights_packed: `packed_linear` reads 4 or 8 bits a number, so it pays to leave them as they are.
     """
 
@@ -80,6 +81,7 @@ class BackendChoice:
     compiles_at_first_launch: bool = False
     keeps_weights_packed: bool = False
     gathers_kv: bool = True
+    sorts_logits: bool = True
 
 
 _MODULES = {
@@ -119,6 +121,7 @@ def select_backend(device: torch.device) -> BackendChoice:
         compiles_at_first_launch=is_triton and device.type == "cuda",
         keeps_weights_packed=is_triton,
         gathers_kv=not is_triton,
+        sorts_logits=not is_triton,
     )
 
 

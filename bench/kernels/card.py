@@ -62,6 +62,17 @@ def seconds_of(launch: Callable[[], object], device: torch.device, budget_s: flo
     return statistics.median(repeat(max(_LEAST_LAUNCHES, min(_MOST_LAUNCHES, int(budget_s / one_s)))))
 
 
+def warm_up(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> None:
+    """Multiplies for so long: a card that was idle runs slowly at first, and what is measured first would show it."""
+    if device.type != "cuda":
+        return
+    a, started = torch.randn(4096, 4096, device=device).to(dtype), time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        for _ in range(20):
+            a @ a
+        torch.cuda.synchronize(device)
+
+
 def copy_rate(device: torch.device, num_bytes: int = 1 << 30) -> float:
     """Bytes a second, read and written counted both, of a copy that is too large for any cache."""
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)

@@ -38,7 +38,7 @@ def create_tiers(
         lookahead: see `Tiers`.
 
     Raises:
-        EngineError: `no_kv_memory`.
+        EngineError: `no_host_memory`.
     """
     host = None
     if host_bytes >= storage.block_bytes:
@@ -61,7 +61,7 @@ def _check_room(num_bytes: int, storage: KVStorage, device: torch.device) -> Non
     if num_bytes > num_free:
         gib = 1 << 30
         raise EngineError(
-            "no_kv_memory",
+            "no_host_memory",
             f"kv_host_gib {num_bytes / gib:.2f}, the host has {max(0, num_free) / gib:.2f} GiB free beside the pool; "
             "lower kv_host_gib or gpu_memory_utilization",
         )

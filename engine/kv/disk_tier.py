@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pagedd.engine.kv.disk_reader import DiskRead, DiskReader
 from pagedd.engine.kv.disk_segment import (
@@ -37,6 +38,16 @@ log = logging.getLogger(__name__)
 
 # Of blocks on their way to sequences. What is wanted beyond that is computed: so much memory is taken at most.
 MAX_READING_BYTES = 256 << 20
+
+
+class Forgotten(NamedTuple):
+    """What became of blocks that were to go: `num_left` are in files that cannot be removed. They are not served, but
+    the next start finds them, and so does `DiskTier.blocks` for whoever tries once more. `num_beside` others are lost,
+    since they lay in the same files.
+    """
+
+    num_left: int
+    num_beside: int
 
 
 class DirectoryInUse(Exception):
@@ -170,13 +181,10 @@ class DiskTier:
         for segment in self._segments.values():
             yield from segment.blocks
 
-    def forget(self, keys: Set[bytes]) -> int:
-        """Removes these blocks, with the whole files that they are in.
-
-        Returns how many of them stay in files that cannot be removed. They are not served, but the next start finds
-        them again, and so does `blocks` for whoever tries once more.
-        """
+    def forget(self, keys: Set[bytes]) -> Forgotten:
+        """Removes these blocks, with the whole files that they are in."""
         left: set[bytes] = set()
+        beside: set[bytes] = set()
         for path, segment in list(self._segments.items()):
             doomed = [block.key for block in segment.blocks if block.key in keys]
             if not doomed:
@@ -188,7 +196,9 @@ class DiskTier:
                 left.update(doomed)
                 for key in doomed:
                     self._drop(key, segment)
-        return len(left)
+            else:
+                beside.update(block.key for block in segment.blocks)
+        return Forgotten(len(left), sum(key not in keys and key not in self._places for key in beside))
 
     def clear(self) -> None:
         """Removes every file of this engine's form."""

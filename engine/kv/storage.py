@@ -226,7 +226,7 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
     """Memory of the host, pinned where `device` is a GPU. Not cleared: a page costs nothing until it is first written.
 
     Raises:
-        EngineError: `no_kv_memory` when the host cannot give so much.
+        EngineError: `no_host_memory` when it cannot give so much.
     """
     try:
         memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -234,7 +234,9 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
         if not is_out_of_memory(error):
             raise
         raise EngineError(
-            "no_kv_memory", f"kv_host_gib needs {_gib(num_bytes)}, and the host cannot give them; lower it"
+            "no_host_memory",
+            f"kv_host_gib needs {_gib(num_bytes)} in one piece, the host has {_gib(free_bytes(torch.device('cpu')))} "
+            "free and does not give them; lower kv_host_gib",
         ) from error
     return memory.numpy().data
 

@@ -1,4 +1,4 @@
-// The product of many rows with quantized weights, for prompts: the weights are taken in 8 bits, in which one scale holds
+// The product of many rows with quantized weights, as prompts and large batches are: the weights are taken in 8 bits, in which one scale holds
 // for 192 inputs rather than 32.
 //
 // Owns its order of work. With scale and offset for every 32 inputs more than a quarter of the work is on floats; here a
@@ -16,7 +16,7 @@ constexpr bool kHasWideProduct = true;
 #else
 constexpr bool kHasWideProduct = false;  // without dpbusd the floats are not what counts
 #endif
-constexpr int kLeastWideRows = 96;  // from here on it is faster, what widening costs included
+constexpr int kLeastWideRows = 48;  // from here on it is faster, what widening costs included
 constexpr int kWideMiddle = 128;    // of wide weights, which are unsigned bytes
 
 // As `multiply`.

@@ -1,6 +1,7 @@
 """What an attention kernel is compiled for: one constant, of which the kernels read attributes."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import triton
@@ -9,7 +10,7 @@ import triton.language as tl
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 from pagedd.kernels.row_form import GROUP
-from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, Launch, launch_for
+from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS, Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -156,9 +157,39 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
 
 def llama_8b(arch: int) -> dict[str, AttentionShape]:
     """Llama 3 8B, by form of the cache, in the dtype that such a card is served in."""
-    native = torch.float16 if arch in WITHOUT_BFLOAT16 else torch.bfloat16
     return {
-        name: AttentionShape(form.dtype or native, form, num_kv_heads=8, group=4, block_size=16, head_dim=128)
+        name: AttentionShape(form.dtype or native_dtype(arch), form, **_LLAMA_8B)
         for name, form in FORMS.items()
         if name != "float32" and not (name == "bf16" and arch in WITHOUT_BFLOAT16)
     }
+
+
+def other_models(arch: int) -> dict[str, AttentionShape]:
+    """Models whose attention is another one than Llama's, by name and form; int4 where it is tightest.
+
+    None on Turing, where products take another way, and each of these variants minutes to compile.
+    """
+    if arch in WITHOUT_MATRIX_INSTRUCTIONS:
+        return {}
+    native = native_dtype(arch)
+    return {
+        f"{name}.{form.name}": AttentionShape(native, form, **sizes)
+        for name, sizes in _OTHERS.items()
+        for form in (form_of(native), FORMS["int8"], FORMS["int4"])
+        if form != FORMS["int4"] or sizes["head_dim"] == 256
+    }
+
+
+def native_dtype(arch: int) -> torch.dtype:
+    """What activations are on such a card, where nobody says otherwise."""
+    return torch.float16 if arch in WITHOUT_BFLOAT16 else torch.bfloat16
+
+
+_LLAMA_8B: dict[str, Any] = {"num_kv_heads": 8, "group": 4, "block_size": 16, "head_dim": 128}
+_GEMMA_2_9B: dict[str, Any] = {"num_kv_heads": 8, "group": 2, "block_size": 16, "head_dim": 256, "soft_cap": 50.0}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "gemma_2": _GEMMA_2_9B,
+    "gemma_2_window": _GEMMA_2_9B | {"sliding_window": 4096},  # every other layer
+    "qwen_2_7b": {"num_kv_heads": 4, "group": 7, "block_size": 16, "head_dim": 128},
+    "phi_3_mini": {"num_kv_heads": 32, "group": 1, "block_size": 16, "head_dim": 96, "sliding_window": 2047},
+}

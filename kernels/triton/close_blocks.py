@@ -12,6 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.layout import PagedBatch, QuantizedLayer
 from pagedd.kernels.triton.kv_quantize import quantize_channels
 from pagedd.kernels.triton.variant import Variant
@@ -94,16 +95,16 @@ def _close_blocks_kernel(
 
 
 def variants(arch: int) -> list[Variant]:
-    """A Llama-8B's, in blocks of both sizes."""
+    """A Llama-8B's, in blocks of both sizes, and a Gemma 2's."""
     pointers = {"keys_ptr": "*u8", "open_keys_ptr": "*bf16"}
     tables = ("query_starts_ptr", "context_lens_ptr", "block_tables_ptr", "open_tables_ptr")
     numbers = ("table_stride", "open_stride", "width", "num_kv_heads")
     found = []
-    for block_size in (16, 32):
-        constants = _constants(block_size, 128, record=block_size * 64 + 512)
+    for block_size, head_dim in ((16, 128), (32, 128), (16, 256)):
+        constants = _constants(block_size, head_dim, FORMS["int4"].record_bytes(0, block_size, head_dim))
         found.append(
             Variant(
-                f"close_blocks.{block_size}",
+                f"close_blocks.{block_size}{f'.{head_dim}' if head_dim != 128 else ''}",
                 _close_blocks_kernel,
                 pointers
                 | dict.fromkeys(tables, "*i32")
@@ -112,7 +113,7 @@ def variants(arch: int) -> list[Variant]:
                 constants,
                 aligned=frozenset(pointers),
                 num_warps=_NUM_WARPS,
-                is_8b=True,
+                must_fit=True,
             )
         )
     return found

@@ -252,6 +252,25 @@ TABLE: tuple[Row, ...] = (
         "attention.short",
         Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=3),
         "long rows: one tile under way, so that shared memory stays the same",
+        limits={"rows": 16, "row_bytes": 512, "is_quantized": 0},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 16}, num_warps=4, num_stages=3),
+        "quantized: 32 keys spill on 80 to 89",
+        limits={"rows": 16, "row_bytes": 512, "has_open_keys": 0},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 32}, num_warps=4, num_stages=3),
+        "open keys in 16 bits: 66 KiB leave three programs; 16 keys spill on 90",
+        archs=WITH_PRODUCTS_FROM_SHARED_MEMORY,
+        limits={"rows": 16, "row_bytes": 512},
+    ),
+    Row(
+        "attention.short",
+        Launch({"rows": 16, "keys": 16}, num_warps=4, num_stages=3),
+        "elsewhere 66 KiB would leave one",
         limits={"rows": 16, "row_bytes": 512},
     ),
     Row(
@@ -284,12 +303,33 @@ TABLE: tuple[Row, ...] = (
         Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=2),
         "no matrix instructions and no copies ahead: what fits its registers",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"group": 32, "row_bytes": 256, "has_open_keys": 0},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 32, "keys": 16}, num_warps=8, num_stages=2),
+        "the same; with rows of 512 bytes 4 warps spill",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
         limits={"group": 32, "row_bytes": 512, "has_open_keys": 0},
     ),
     Row(
         "attention.chunk",
         Launch({"rows": 32, "keys": 16}, num_warps=8, num_stages=2),
-        "the same; with open keys 4 warps spill",
+        "the same; with open keys, too",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"group": 32, "row_bytes": 256},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 16, "keys": 16}, num_warps=8, num_stages=2),
+        "both: 200 bytes spill, and 1432 with 32 rows; less than 16 is no tile",
+        archs=WITHOUT_MATRIX_INSTRUCTIONS,
+        limits={"group": 16, "row_bytes": 512},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 32, "keys": 16}, num_warps=8, num_stages=2),
+        "groups that 16 rows do not hold",
         archs=WITHOUT_MATRIX_INSTRUCTIONS,
         limits={"group": 32, "row_bytes": 512},
     ),
@@ -345,10 +385,25 @@ TABLE: tuple[Row, ...] = (
         "the same; 70 KiB",
         limits={"group": 64, "row_bytes": 512, "is_quantized": 0},
     ),
+    # Where a row is longer than a tile is high, all warps have all of its rows, and share out keys, 8 at a time, and
+    # columns of the result. So a query takes as many registers a thread as there are rows, whatever the warps.
+    Row(
+        "attention.chunk",
+        Launch({"rows": 32, "keys": 32}, num_warps=4, num_stages=1),
+        "quantized: 64 rows spill 600 bytes on 120; 8 keys a warp, so that no score is computed twice; two programs of "
+        "34 KiB hide each other's loads, as copies ahead would spill",
+        limits={"group": 32, "row_bytes": 512, "has_open_keys": 0},
+    ),
+    Row(
+        "attention.chunk",
+        Launch({"rows": 32, "keys": 16}, num_warps=4, num_stages=3),
+        "32 open keys would take 64 KiB and leave one program to a processor; 16 of them 46",
+        limits={"group": 32, "row_bytes": 512},
+    ),
     Row(
         "attention.chunk",
         Launch({"rows": 64, "keys": 16}, num_warps=8, num_stages=3),
-        "quantized ones of 512 bytes: what fits everywhere",
+        "larger groups: few, so what matters is that they fit everywhere",
         limits={"group": 64, "row_bytes": 512},
     ),
     Row(

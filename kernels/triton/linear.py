@@ -329,7 +329,7 @@ def _variant(arch: int, dtype: torch.dtype, form: str, num_rows: int, *, is_spli
         aligned=frozenset((*pointers, "out_features", "num_groups", "x_stride")),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        is_8b=True,
+        must_fit=True,
         has_products=kernel is _matrix_kernel,
     )
 
@@ -346,5 +346,5 @@ def _sum_variant(arch: int, dtype: torch.dtype, *, has_bias: bool) -> Variant:
         aligned=frozenset({"partial_ptr", "bias_ptr", "y_ptr", "out_features"}),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        is_8b=True,
+        must_fit=True,
     )

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.layout import KVLayer, PagedBatch, has_open_keys, planes_of
-from pagedd.kernels.triton.attention_shape import AttentionShape, chunk_launch, llama_8b, short_launch
+from pagedd.kernels.triton.attention_shape import AttentionShape, chunk_launch, llama_8b, other_models, short_launch
 from pagedd.kernels.triton.attention_tile import (
     divisor,
     first_open_block,
@@ -301,17 +301,19 @@ def _attend_tile(
 
 
 def variants(arch: int) -> list[Variant]:
-    """What a Llama 8B is served with: decodes alone, chunks alone, and both, over each form of the cache."""
+    """Decodes alone and chunks alone, over forms of the cache; for a Llama 8B, both in one launch as well."""
     found = []
-    for form, shape in llama_8b(arch).items():
+    llama = llama_8b(arch)
+    for form, shape in (llama | other_models(arch)).items():
         short, chunk = short_launch(arch, shape, shape.group), chunk_launch(arch, shape)
-        for name, launches in {"decode": (short, None), "chunk": (None, chunk), "mixed": (short, chunk)}.items():
-            found.append(variant_of(f"paged_attention.{name}.{form}", shape, *launches, is_8b=True))
+        kinds = {"decode": (short, None), "chunk": (None, chunk)} | ({"mixed": (short, chunk)} if form in llama else {})
+        for name, launches in kinds.items():
+            found.append(variant_of(f"paged_attention.{name}.{form}", shape, *launches, must_fit=True))
     return found
 
 
 def variant_of(
-    name: str, shape: AttentionShape, short: Launch | None, chunk: Launch | None, *, is_8b: bool = False
+    name: str, shape: AttentionShape, short: Launch | None, chunk: Launch | None, *, must_fit: bool = False
 ) -> Variant:
     """The kernel for sequences of which some are short, some are chunks, or all are one of these."""
     signature = {
@@ -337,6 +339,6 @@ def variant_of(
         aligned=frozenset({*shape.pointer_types, "query_stride"}),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        is_8b=is_8b,
-        has_products=is_8b,
+        must_fit=must_fit,
+        has_products=must_fit,
     )

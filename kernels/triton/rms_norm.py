@@ -150,5 +150,5 @@ def _variant(arch: int, size: int, *, has_residual: bool, dtype: torch.dtype) ->
         aligned=frozenset((*pointers, *strides)),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        is_8b=size in (4096, 128),
+        must_fit=size in (4096, 128),
     )

@@ -263,20 +263,28 @@ def _constants(
 
 
 def variants(arch: int) -> list[Variant]:
-    """A Llama-8B's over every form of the cache, and other head sizes: one whose halves are no power of two."""
+    """A Llama-8B's over every form of the cache, Gemma 2's and Phi 3's, and a head whose half is no power of two."""
     dtypes = (torch.bfloat16, torch.float16)
     return [
-        *(_variant(arch, dtype, form, head_dim=128, has_rope=True) for dtype in dtypes for form in _SERVED),
-        *(_variant(arch, torch.bfloat16, form, head_dim=80, has_rope=True) for form in _SERVED),
-        _variant(arch, torch.bfloat16, "int4", head_dim=256, has_rope=True),
-        _variant(arch, torch.bfloat16, "int4", head_dim=128, has_rope=False),
+        *(_variant(arch, dtype, form) for dtype in dtypes for form in _SERVED),
+        *(
+            _variant(arch, dtype, form, head_dim=head_dim, num_kv_heads=num_kv_heads)
+            for dtype in dtypes
+            for head_dim, num_kv_heads in ((256, 8), (96, 32))
+            for form in (form_of(dtype).name, "int8", "int4")
+            if form != "int4" or head_dim == 256
+        ),
+        *(_variant(arch, torch.bfloat16, form, head_dim=80) for form in _SERVED),
+        _variant(arch, torch.bfloat16, "int4", has_rope=False),
     ]
 
 
 _SERVED = [form for form in FORMS if form != "float32"]
 
 
-def _variant(arch: int, dtype: torch.dtype, form: str, *, head_dim: int, has_rope: bool) -> Variant:
+def _variant(
+    arch: int, dtype: torch.dtype, form: str, *, head_dim: int = 128, num_kv_heads: int = 8, has_rope: bool = True
+) -> Variant:
     launch = launch_for("rope_kv", arch)
     kind, cache = TRITON_TYPES[dtype], TRITON_TYPES[FORMS[form].dtype or torch.uint8]
     activations = ("query_ptr", "key_ptr", "value_ptr")
@@ -290,9 +298,9 @@ def _variant(arch: int, dtype: torch.dtype, form: str, *, head_dim: int, has_rop
         | dict.fromkeys(("keys_ptr", "values_ptr"), f"*{cache}")
         | {"open_keys_ptr": "*bf16" if FORMS[form].has_open_keys else f"*{cache}"}
         | dict.fromkeys(("num_heads", "num_kv_heads", *strides), "i32"),
-        constants=_constants(launch, FORMS[form], 16, head_dim, num_kv_heads=8, has_rope=has_rope),
+        constants=_constants(launch, FORMS[form], 16, head_dim, num_kv_heads, has_rope=has_rope),
         aligned=frozenset((*activations, "cos_ptr", "sin_ptr", "keys_ptr", "values_ptr", "open_keys_ptr", *strides)),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        is_8b=head_dim == 128,
+        must_fit=head_dim != 80,
     )

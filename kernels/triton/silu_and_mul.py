@@ -62,7 +62,7 @@ def variants(arch: int) -> list[Variant]:
             aligned=frozenset({"x_ptr", "y_ptr", "size"}),
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
-            is_8b=True,
+            must_fit=True,
         )
         for dtype in (torch.bfloat16, torch.float16)
     ]

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.layout import PagedBatch
-from pagedd.kernels.triton.attention_shape import AttentionShape, llama_8b, short_launch
+from pagedd.kernels.triton.attention_shape import AttentionShape, llama_8b, other_models, short_launch
 from pagedd.kernels.triton.attention_tile import (
     divisor,
     first_open_block,
@@ -234,9 +234,9 @@ def _split_length(num_keys, num_splits, KEYS: tl.constexpr):
 
 
 def variants(arch: int) -> list[Variant]:
-    """What a Llama 8B is served with, over each form of the cache."""
+    """What a Llama 8B and others are served with, over forms of the cache."""
     found = []
-    for form, shape in llama_8b(arch).items():
+    for form, shape in (llama_8b(arch) | other_models(arch)).items():
         types, launch = shape.pointer_types, short_launch(arch, shape, shape.group)
         workspace = {"partial_ptr": "*fp32", "levels_ptr": "*fp32"}
         place = {"query_starts_ptr": "*i32", "context_lens_ptr": "*i32"}
@@ -261,7 +261,7 @@ def variants(arch: int) -> list[Variant]:
                 aligned=frozenset({*workspace, *reads, "query_stride"}),
                 num_warps=launch.num_warps,
                 num_stages=launch.num_stages,
-                is_8b=True,
+                must_fit=True,
                 has_products=True,
             )
         )
@@ -281,7 +281,7 @@ def variants(arch: int) -> list[Variant]:
                 merge,
                 aligned=frozenset({"output_ptr", *workspace}),
                 num_warps=_MERGE_WARPS,
-                is_8b=True,
+                must_fit=True,
             )
         )
     return found

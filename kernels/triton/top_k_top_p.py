@@ -212,6 +212,6 @@ def variants(arch: int) -> list[Variant]:
             aligned=frozenset({"logits_ptr", "weights_ptr", "vocab_size"}),
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
-            is_8b=True,
+            must_fit=True,
         )
     ]

@@ -21,7 +21,7 @@ class Variant:
         constants: argument → value, of those that are `constexpr`.
         aligned: pointers and strides that are multiples of 16, which 16-byte loads need to know.
         num_warps, num_stages: as launched.
-        is_8b: a Llama of 8 billion parameters uses it, so it may spill no register.
+        must_fit: a model that many serve uses it, so it may spill no register.
         has_products: it multiplies matrices, so it has to contain matrix instructions.
     """
 
@@ -32,7 +32,7 @@ class Variant:
     aligned: frozenset[str] = frozenset()
     num_warps: int = 4
     num_stages: int = 2
-    is_8b: bool = False
+    must_fit: bool = False
     has_products: bool = False
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar, TextIO
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ import triton
 from pagedd.bench import gpu_check, gpu_correct, gpu_inputs, gpu_parts
 from pagedd.bench.gpu_check import main, missed_targets
 from pagedd.bench.gpu_rows import row
+from pagedd.engine.errors import DeviceLostError
 from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.triton import linear, paged_attention, split_decode
+from pagedd.kernels.triton.attention_shape import native_dtype
 from pagedd.kernels.triton.launch import Card
 
 ROOT = Path(__file__).parents[2]
@@ -118,9 +121,79 @@ def test_what_is_not_installed_is_named_with_the_way_to_get_it(
     monkeypatch: pytest.MonkeyPatch, here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find_spec(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else find_spec(name))
     assert here("--tiny") == 2
-    assert "not installed: transformers; with this Python: pip install torch triton" in capsys.readouterr().err
+    assert "not installed: triton; with this Python: pip install torch triton" in capsys.readouterr().err
+
+
+def test_without_transformers_the_parts_that_need_it_say_so_and_the_others_run(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(gpu_parts.PARTS, "linear", lambda check: iter([row("int4", 1.0, "GB/s")]))
+    assert here("--tiny", "model", "compiled", "linear", "graphs") == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(report["failed"]) == {"model", "compiled", "graphs"}
+    assert all("transformers" in why for why in report["failed"].values())
+    assert "int4" in [found["what"] for found in report["rows"]]
+    assert report["complete"] is True
+
+
+def test_a_fault_in_a_part_is_a_row_and_the_parts_behind_it_run(
+    here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(check: gpu_parts.Check) -> gpu_parts.Rows:
+        yield row("before", 1.0, "GB/s")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    for name in gpu_parts.PARTS:
+        monkeypatch.setitem(gpu_parts.PARTS, name, fails)
+    assert here("--tiny") == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["failed"] == {name: f"{name}: OutOfMemoryError: CUDA out of memory" for name in gpu_parts.PARTS}
+    assert [found["part"] for found in report["rows"] if found["what"] == "before"] == list(gpu_parts.PARTS)
+    assert report["complete"] is True
+
+
+class TheRest:
+    """A process for the parts that are left: finds one figure, and comes to its end or not."""
+
+    returncode = 0
+    comes_to_its_end = True
+    commands: ClassVar[list[list[str]]] = []
+
+    def __init__(self, command: list[str], **options: object) -> None:
+        self.commands.append(command)
+        found = {"part": "graphs", **row("replayed, bf16, 1", 1.0, "ms")}
+        Path(command[-1]).write_text(json.dumps({"complete": self.comes_to_its_end, "rows": [found]}))
+
+    def wait(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+@pytest.mark.parametrize("comes_to_its_end", [True, False])
+def test_when_a_kernel_took_the_card_from_its_process_the_parts_that_are_left_run_in_another(
+    comes_to_its_end: bool, here: Here, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_lost() -> None:
+        raise DeviceLostError("cuda:0 answers with: an illegal memory access was encountered")
+
+    def reads_where_nothing_is(check: gpu_parts.Check) -> gpu_parts.Rows:
+        monkeypatch.setattr(gpu_parts, "check_current_device", is_lost)
+        raise RuntimeError("an illegal memory access was encountered")
+        yield
+
+    monkeypatch.setattr(TheRest, "commands", [])
+    monkeypatch.setattr(TheRest, "comes_to_its_end", comes_to_its_end)
+    monkeypatch.setattr(gpu_check, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": TheRest}))
+    monkeypatch.setitem(gpu_parts.PARTS, "linear", reads_where_nothing_is)
+    assert here("--tiny", "--seed", "5", "linear", "graphs", "correct") == 1
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (command,) = TheRest.commands
+    assert command[3:10] == ["graphs", "correct", "--seed", "5", "--tiny", "--jobs", "1"]
+    assert [found["what"] for found in report["rows"]][1:] == ["replayed, bf16, 1"]
+    assert report["failed"] == {"linear": "linear: RuntimeError: an illegal memory access was encountered"}
+    assert report["complete"] is comes_to_its_end
 
 
 def test_a_machine_without_a_card_is_told_so(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +277,16 @@ def kind_of_attention(*arguments: object, SHORT_ROWS: int, CHUNK_ROWS: int, **co
 
 @pytest.mark.parametrize(
     "card",
-    [Card(80, 108), Card(86, 28), Card(89, 36), Card(89, 128), Card(90, 132), Card(100, 148), Card(120, 170)],
+    [
+        Card(75, 40),
+        Card(80, 108),
+        Card(86, 28),
+        Card(89, 36),
+        Card(89, 128),
+        Card(90, 132),
+        Card(100, 148),
+        Card(120, 170),
+    ],
     ids=str,
 )
 def test_on_every_card_each_kind_of_launch_is_compared(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +320,7 @@ def test_on_every_card_each_kind_of_launch_is_compared(card: Card, monkeypatch: 
     monkeypatch.setattr(reference, "close_blocks", nothing["rms_norm"])
     for name in ("near", "same"):
         monkeypatch.setattr(gpu_correct.Comparison, name, lambda *arguments, **options: row("", 0.0, "compared"))
-    rows = list(gpu_correct.compare_all(torch.device("cpu"), torch.bfloat16, 1, is_thorough=True))
+    rows = list(gpu_correct.compare_all(torch.device("cpu"), native_dtype(card.arch), 1, is_thorough=True))
     assert {found["unit"] for found in rows} == {"compared"}, "none failed"
     wanted = {"short", "mixed", "chunk", "split", "merge", "sum_splits", "matrix", "product, split"}
     assert wanted | {"vector of 3 steps"} <= launched
@@ -264,14 +346,12 @@ class Dying:
 
     returncode = -11
 
-    def __init__(self, command: list[str], **options: object) -> None:
+    def __init__(self, command: list[str], *, stderr: TextIO, **options: object) -> None:
         index, output = command[command.index("--share") + 1], Path(command[-1])
         if index == "0":
             compared = {"part": "correct", **row("rms_norm", 0.001, "largest error")}
             output.write_text(json.dumps({"complete": True, "rows": [compared] if "correct" in command else []}))
-
-    def communicate(self) -> tuple[str, str]:
-        return "", "illegal memory access"
+        print("illegal memory access", file=stderr, flush=True)
 
     def kill(self) -> None: ...
     def wait(self) -> None: ...
@@ -286,6 +366,25 @@ def test_a_process_that_dies_is_a_fault_of_what_it_compared_and_the_others_count
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["what"] for row in report["rows"]] == ["rms_norm"]
     assert report["failed"] == {"correct": "a process ended with -11: illegal memory access"}
+
+
+def test_what_processes_found_counts_when_the_run_is_cut_while_they_compare(
+    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Ended(Dying):
+        def wait(self) -> None:
+            if not seen:
+                seen.append(True)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    seen: list[bool] = []
+    output = tmp_path / "figures.json"
+    monkeypatch.setattr(gpu_check, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Ended}))
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        here("--tiny", "--jobs", "2", "correct", "--output", str(output))
+    report = json.loads(output.read_text())
+    assert [found["what"] for found in report["rows"]] == ["rms_norm"]
+    assert report["complete"] is False
 
 
 def test_a_process_that_dies_while_it_compiles_ahead_is_told_and_is_no_parts_fault(

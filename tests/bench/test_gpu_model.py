@@ -58,8 +58,12 @@ def test_replays_equal_eager_steps_over_every_kind_of_cache(form: str, monkeypat
     device = torch.device("cpu")
     theirs = gpu_model.random_llama(device, TINY, torch.float32, num_layers=1)
     loaded = gpu_model.load_from(theirs, device, torch.float32)
-    figures = list(gpu_model._replayed_in(FORMS[form], loaded, [5, 18], TINY))
-    assert [what for what, *_ in figures] == [f"eager, {form}, 2", f"replayed, {form}, 2"]
+    rows = list(gpu_model.replayed_steps(loaded, FORMS[form], TINY, [5, 18]))
+    assert [row["what"] for row in rows] == [
+        f"difference of replayed, {form}, 2",
+        f"eager, {form}, 2",
+        f"replayed, {form}, 2",
+    ]
 
 
 def test_logits_are_held_to_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

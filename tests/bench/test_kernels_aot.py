@@ -78,8 +78,8 @@ def test_the_scarcest_resource_limits_the_resident_warps(
     assert occupancy_of(PROCESSORS[arch], num_warps, registers, shared) == expected
 
 
-def test_spills_are_a_fault_only_where_an_8b_model_would_meet_them() -> None:
-    assert list(faults_of(variant(is_8b=True), compiled(spilled=16))) == ["op on sm_90 spills 16 bytes a thread"]
+def test_spills_are_a_fault_only_where_a_common_model_would_meet_them() -> None:
+    assert list(faults_of(variant(must_fit=True), compiled(spilled=16))) == ["op on sm_90 spills 16 bytes a thread"]
     assert not list(faults_of(variant(), compiled(spilled=16)))
 
 

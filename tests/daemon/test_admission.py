@@ -9,7 +9,7 @@ from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
 from pagedd.daemon import admission
 from pagedd.daemon.admission import Limit, cache_extras, check_message, to_engine_request, token_bounds
-from pagedd.daemon.caller import Caller, caller_of_address
+from pagedd.daemon.caller import Caller
 from pagedd.engine.request import Request
 
 from .scripted import EOS, VOCAB_SIZE, engine_info
@@ -126,20 +126,6 @@ def test_a_salt_and_a_caller_of_the_same_name_are_different_things() -> None:
 
 def test_a_user_and_a_key_never_share_a_tag() -> None:
     assert Caller(uid=5).tag != Caller(key_id="5").tag != Caller(key_id="6").tag
-
-
-@pytest.mark.parametrize(
-    ("address", "caller"),
-    [
-        ("localhost:1000:100:42", Caller(uid=1000, gid=100, pid=42)),
-        ("127.0.0.1", None),
-        ("localhost:1000:100", None),
-        ("localhost:-1:100:42", None),
-        ("", None),
-    ],
-)
-def test_a_peer_address_is_an_identity_only_in_the_kernels_form(address: str, caller: Caller | None) -> None:
-    assert caller_of_address(address) == caller
 
 
 @pytest.mark.parametrize(

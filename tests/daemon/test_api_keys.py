@@ -18,6 +18,7 @@ def test_a_key_file_without_a_key_is_a_wrong_setting(tmp_path: Path, text: str) 
         with pytest.raises(PageddError) as refused:
             read_api_keys(path)
         assert (refused.value.code, refused.value.field) == ("invalid_setting", "api_key_file")
+        assert "Errno" not in refused.value.message
 
 
 def test_a_key_may_have_a_name_and_a_name_several_keys(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ async def test_an_unknown_field_is_ignored_and_said(served: Served, caplog: pyte
 async def test_an_unknown_path_or_method_is_an_error_object_too(served: Served) -> None:
     status, answer = await served.post("/v2/completions", {})
     assert (status, answer["error"]["code"]) == (404, "unknown_route")
-    assert answer["error"]["message"] == "POST /v2/completions: there is no such path; docs/api.md lists them"
+    assert answer["error"]["message"] == "POST /v2/completions: there is no such path; /openapi.json lists them"
     async with served.http.get("http://localhost/v1/completions") as response:
         error = (await response.json())["error"]
         assert (response.status, error["code"], response.headers["Allow"]) == (405, "method_not_allowed", "POST")

@@ -1,9 +1,13 @@
 """Log lines on a terminal and in the journal."""
 
 import io
+import json
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -53,6 +57,29 @@ def test_every_line_of_a_trace_keeps_its_priority_in_the_journal() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) > 4
     assert all(line.startswith("<3>") for line in lines)
+
+
+def test_a_line_for_programs_is_one_object_with_its_trace_and_request() -> None:
+    stream, log = write("json")
+    log.warning("slow %s\n%s", "client", "\udcff", extra={"request_id": "1f"})
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("broke")
+    slow, broke = map(json.loads, stream.getvalue().splitlines())
+    assert datetime.fromisoformat(slow.pop("time")).tzinfo is UTC
+    assert slow == {"level": "warning", "logger": "server", "message": "slow client\n\udcff", "request_id": "1f"}
+    assert broke["trace"].endswith("ValueError: two\nlines")
+    assert "request_id" not in broke
+
+
+def test_the_last_words_of_a_daemon_that_logs_objects_are_one_too(tmp_path: Path) -> None:
+    flags = ["--log-format", "json", "--model", "/absent.gguf", "--runtime-dir", str(tmp_path)]
+    command = [sys.executable, "-P", "-m", "pagedd.daemon.cli", *flags]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, check=False)
+    last = json.loads(ended.stderr)
+    assert (ended.returncode, last["level"]) == (os.EX_UNAVAILABLE, "critical")
+    assert last["message"].startswith("model_unavailable: '/absent.gguf'")
 
 
 def test_lines_below_the_level_are_not_written() -> None:

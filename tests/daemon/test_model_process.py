@@ -30,7 +30,7 @@ async def test_a_model_on_disk_becomes_a_prepared_folder(
 
 
 async def test_a_refusal_arrives_with_its_code() -> None:
-    with pytest.raises(PageddError, match=r"^model_unavailable: '/nonexistent\.gguf' is no path"):
+    with pytest.raises(PageddError, match=r"^model_unavailable: '/nonexistent\.gguf': there is no such file"):
         await resolve_in_child("/nonexistent.gguf", report=print)
 
 

@@ -132,9 +132,28 @@ def test_what_is_neither_a_name_nor_a_path_is_refused_with_what_there_is(fetched
     with pytest.raises(PageddError) as refused:
         resolve_model(name)
     assert refused.value.code == "model_unavailable"
-    assert repr(name) in refused.value.message
-    assert "smollm2-135m-instruct" in refused.value.message
+    assert refused.value.message.startswith(f"{name!r}: there is no ")
     assert fetched == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("/absent.gguf", "there is no such file or folder; check the path"),
+        ("models/absent.gguf", "there is no such file or folder in {cwd}; check the path"),
+        ("./absent", "there is no such file or folder in {cwd}; check the path"),
+        ("smollm2-135m-instrct", "there is no model of that name; did you mean smollm2-135m-instruct? Others are "),
+        ("zzz", "there is no model of that name; the known names are default, smollm2-135m-instruct"),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_a_wrong_path_is_called_one_and_a_wrong_name_is_answered_with_the_nearest(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PageddError) as refused:
+        pull_model(name)
+    assert refused.value.message.startswith(f"{name!r}: {said.format(cwd=tmp_path)}")
 
 
 def test_the_default_models_digest_is_the_files(model_gguf: Path) -> None:

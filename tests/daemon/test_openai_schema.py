@@ -138,7 +138,7 @@ UNSUPPORTED: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "fields"), UNSUPPORTED, ids=repr)
+@pytest.mark.parametrize(("make", "fields"), UNSUPPORTED, ids=lambda shown: getattr(shown, "__name__", repr(shown)))
 def test_what_is_known_but_not_done_is_refused_by_name(make: Any, fields: dict[str, Any]) -> None:
     assert refusal(make, **fields) == ("unsupported_field", next(iter(fields)))
 

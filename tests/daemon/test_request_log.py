@@ -9,7 +9,7 @@ import pytest
 from pagedd.client.aio import AsyncClient
 from pagedd.client.replay import replay
 from pagedd.client.request_log import LoggedRequest, arrivals_s, read_log
-from pagedd.daemon.request_log import RequestLog
+from pagedd.daemon.request_log import RequestLog, why_unwritable
 
 from .scripted import ScriptedHost, serving
 
@@ -49,6 +49,31 @@ def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     RequestLog(None).add(ONE)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_requests_go_is_said_at_the_start_or_why_they_cannot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "new" / "log", tmp_path / "file" / "log"):
+        log = RequestLog(path)
+        log.announce()
+        log.add(ONE)
+        log.close()
+    assert caplog.messages == [
+        f"requests are logged in {tmp_path / 'new' / 'log'}",
+        f"{tmp_path / 'file' / 'log'} takes no requests until it can be written again: File exists",
+    ]
+
+
+def test_a_look_at_where_the_log_could_go_makes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert why_unwritable(tmp_path / "new" / "folder" / "log") is None
+    assert why_unwritable(tmp_path / "file") is None
+    assert why_unwritable(tmp_path) == "it is no regular file"
+    assert why_unwritable(tmp_path / "file" / "log") == f"{tmp_path / 'file'} is no folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_full_disk_costs_lines_and_nothing_else(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagedd.kernels import reference, torch_ops
+from pagedd.kernels import attention_plan, reference, torch_ops
 from pagedd.kernels.row_form import RowForm
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
@@ -103,20 +103,20 @@ def test_a_window_is_exact_wherever_it_ends(paged, window) -> None:
 
 
 def test_a_chunk_longer_than_a_tile_is_exact(paged, monkeypatch) -> None:
-    monkeypatch.setattr(torch_ops, "TILE_ROWS", 4)
+    monkeypatch.setattr(attention_plan, "TILE_ROWS", 4)
     close(*attend_both(paged([(10, 17), (4, 4)])))
     close(*attend_both(paged([(10, 17), (9, 9)]), sliding_window=6))
 
 
 def test_groups_close_at_the_padding_limit(monkeypatch) -> None:
-    monkeypatch.setattr(torch_ops, "MAX_PADDED_SLOTS", 10)
+    monkeypatch.setattr(attention_plan, "MAX_PADDED_SLOTS", 10)
     # 16 pads itself by 0, 12 by 4, 10 by 6 (10 in all); 9 would make it 17 and starts a group padded to 12 slots.
-    assert torch_ops._group_by_length([10, 16, 9, 12], block_size=4) == [[1, 3, 0], [2]]
+    assert attention_plan._group_by_length([10, 16, 9, 12], block_size=4) == [[1, 3, 0], [2]]
 
 
 def test_groups_close_at_the_gathering_limit(monkeypatch) -> None:
-    monkeypatch.setattr(torch_ops, "MAX_GATHERED_SLOTS", 32)
-    assert torch_ops._group_by_length([16, 16, 16], block_size=4) == [[0, 1], [2]]
+    monkeypatch.setattr(attention_plan, "MAX_GATHERED_SLOTS", 32)
+    assert attention_plan._group_by_length([16, 16, 16], block_size=4) == [[0, 1], [2]]
 
 
 def test_what_an_earlier_owner_left_in_a_block_reaches_nobody(paged) -> None:
@@ -210,7 +210,7 @@ def test_products_over_a_quantized_cache_are_taken_in_the_querys_dtype(paged, fo
 
 
 def test_only_the_gathered_blocks_are_dequantized(paged, monkeypatch) -> None:
-    monkeypatch.setattr(torch_ops, "MAX_GATHERED_SLOTS", 32)
+    monkeypatch.setattr(attention_plan, "MAX_GATHERED_SLOTS", 32)
     batch = paged([(1, 16)] * 4, block_size=4, num_kv_heads=2, form="int8")
     seen = []
     dequantize = RowForm.dequantize

@@ -127,6 +127,11 @@ def test_an_allocation_that_fails_is_an_engine_error() -> None:
         KVStorage(CONFIG, num_blocks=2**45, block_size=4, form=FORMS["float32"], device=CPU)
 
 
+def test_host_memory_that_is_not_given_is_an_error_of_its_own_with_value_limit_and_next_step() -> None:
+    with pytest.raises(EngineError, match=r"no_host_memory: kv_host_gib needs .* GiB .*, the host has .* GiB free"):
+        host_memory(1 << 60, CPU)
+
+
 def test_free_memory_of_a_cpu_is_what_the_machine_or_the_control_group_still_gives(monkeypatch) -> None:
     monkeypatch.setattr(storage, "_available_ram", lambda: 900)
     monkeypatch.setattr(storage, "_cgroup_memory", lambda: [(1000, 300), (900, 100)])
