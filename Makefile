@@ -16,6 +16,8 @@ FUZZ := $(VENV)/fuzz-$(shell sha256sum requirements-fuzz.lock | cut -c1-16)
 MODEL ?= smollm2-135m-instruct
 BENCHES := paging step static_batch
 PEERS :=
+# The whole suite: each of two workers takes a file of tests at a time, in order of their names, by which the small come last.
+ALL_TESTS := --numprocesses logical --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 PACKAGES := client kernels engine daemon tui scale bench
 
 .PHONY: help
@@ -33,8 +35,8 @@ run: kernels  ## set up, fetch the default model, start the daemon in the foregr
 	@exec $(VENV)/bin/pagedd --model $(MODEL) $(ARGS)
 
 .PHONY: test
-test: kernels $(TRITON)  ## set up and run the tests (ARGS="-k name")
-	@$(VENV)/bin/pytest $(ARGS)
+test: kernels $(TRITON)  ## set up and run the tests, on two cores if there are; with ARGS="-k name" on one
+	@$(VENV)/bin/pytest $(or $(ARGS),$(ALL_TESTS))
 
 .PHONY: test-kernels
 test-kernels: $(STAMP) $(TRITON)  ## run the Triton kernels over all their shapes, interpreted (ARGS="-k name")

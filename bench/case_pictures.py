@@ -1,6 +1,6 @@
 """A picture of each case: how many times better every figure became, as published and as measured here.
 
-matplotlib is needed here alone (`requirements-bench.lock`), and imported when a picture is drawn.
+matplotlib is needed here alone (`requirements-plots.lock`), and imported when a picture is drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def _draw(case: str, gains: Sequence[Gain], path: Path) -> None:
     axes = figure.subplots()
     for row, gain in enumerate(reversed(gains)):
         sides = (
-            (row + _BAR / 2, gain.published_gain, gain.published, _PUBLISHED, "published"),
+            (row + _BAR / 2, gain.published_gain, gain.published, _PUBLISHED, "published, no source known"),
             (row - _BAR / 2, gain.measured_gain, gain.measured, _MEASURED, "measured here"),
         )
         for height, times, pair, colour, label in sides:

@@ -5,7 +5,7 @@
 Each compares the engine with itself without one mechanism, over one loaded model. The two sides take turns, each round
 with users of its own, and the medians of their rounds are compared. Users ask again at once when they have their
 answer; text is random, and nobody guesses at tokens (`num_speculative_tokens` is 0), so that what is gained is the
-mechanism's. `docs/cases.md` says what the figures mean for a user, and why one is missed.
+mechanism's. `docs/cases.md` says what the figures mean for a user, and how little is known of the published ones.
 
     paging          64 users, prompts of 100 and outputs of 150 tokens on average, both of exponential length. The pool
                     holds two slabs of the model's whole context. Off: each sequence takes such a slab.
@@ -15,7 +15,8 @@ mechanism's. `docs/cases.md` says what the figures mean for a user, and why one 
                     of them side by side. Off: --no-enable-prefix-caching.
 
     concurrency   sequences that hold a seat, mean over the measured steps
-    memory use    slots of the pool that hold a token, mean over the steps
+    memory that holds tokens
+                  slots of the pool that hold a token, over all that it has, mean over the steps
     utilisation   tokens that somebody asked for / (steps × seats)
     KV a request  used blocks × their bytes / running sequences; what is shared counts once
     first token   median time from asking; of those whose first token came in the measured time
@@ -124,7 +125,7 @@ def paging(bench: Bench) -> list[Gain]:
     memory_use = rounds.medians(lambda m: 100 * m.sum_live_tokens / m.num_steps / POOL_TOKENS)
     return [
         Gain("concurrency", "sequences", (8, 32), rounds.medians(lambda m: m.mean_running), target=4.0),
-        Gain("memory use", "%", (68, 94), memory_use),
+        Gain("memory that holds tokens", "%", (68, 94), memory_use),
         Gain("first token", "ms", (850, 420), rounds.medians(_first_token_ms), is_less_better=True),
         Gain("throughput", "tokens/s", (1200, 3800), rounds.medians(lambda m: m.output_tokens_per_s), target=2.5),
     ]

@@ -39,6 +39,7 @@ from pagedd.client.protocol import (
     SetPriority,
     Sleep,
     Wake,
+    Waking,
 )
 from pagedd.client.questions import (
     BlockDetail,
@@ -80,8 +81,8 @@ class AsyncClient:
         runtime_dir: the folder of the daemon's sockets; None looks in the usual places (`endpoints.client_endpoints`).
         timeout_s: most seconds to wait for a connection or for an answer that costs the daemon nothing (stats, ping,
             cancel). A generation may take as long as it takes: bound it with `asyncio.timeout`, which cancels it.
-        load_wait_s: most seconds that a generation waits while the daemon is loading its model; then, and with 0 at
-            once, it is refused with `engine_loading`.
+        load_wait_s: most seconds that a generation waits while the daemon is loading its model or waking its engine;
+            then, and with 0 at once, it is refused with `engine_loading`.
         on_load_wait: called when such a wait begins, for whoever wants to tell people.
     """
 
@@ -372,11 +373,14 @@ class Generation:
         connection = await self._client._requests()
         inbox = connection.post(self._request(self.id, stream))
         self._client._generations[self.id] = self
-        has_ended = False
+        is_held = has_ended = False
         try:
             while True:
-                message = await inbox.get()
+                message = await (self._load_wait.until_awake(inbox.get()) if is_held else inbox.get())
+                is_held = isinstance(message, Waking)
                 match message:
+                    case Waking():
+                        self.request_id = message.request_id
                     case Accepted():
                         self.request_id = message.request_id
                     case Delta():

@@ -73,7 +73,6 @@ class Connection:
             while True:
                 for frames in await self._link.receive():
                     message = _message(frames)
-                    # An empty id asks only whether this peer is still there, and ZeroMQ has answered that.
                     if inbox := self._inboxes.get(message.id):
                         inbox.put_nowait(message)
         except PageddError as error:

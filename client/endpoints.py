@@ -6,11 +6,13 @@ Knows nothing of what is said over the sockets: that is `protocol.py`, and `aio.
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
+from pagedd.client.home import home_directory, required_home
 
 SYSTEM_DIRECTORY = Path("/run/pagedd")
 
@@ -60,7 +62,8 @@ def server_endpoints(directory: str | Path | None = None, environ: Mapping[str, 
     """Where a daemon binds: `directory`, else `$PAGEDD_RUNTIME_DIR`, `$RUNTIME_DIRECTORY` (systemd sets it),
     `$XDG_RUNTIME_DIR/pagedd`, or `~/.cache/pagedd/run`. Creates nothing; see `create_directory`.
 
-    Raises `PageddError("invalid_setting")` when the sockets' paths would be too long.
+    Raises `PageddError("invalid_setting")` when the sockets' paths would be too long, and where none of these is given
+    to a user without a home.
     """
     if directory is not None:
         return _checked(Path(directory))
@@ -76,7 +79,7 @@ def client_endpoints(
 
     The places are `$RUNTIME_DIRECTORY`, `/run/pagedd`, `$XDG_RUNTIME_DIR/pagedd` and `~/.cache/pagedd/run`. A place
     that this user may not enter counts only when no other has a socket, so that the connection then fails with the
-    true reason. With no socket anywhere it is the place where this user's own daemon would bind.
+    true reason. With no socket anywhere it is the place where this user's own daemon would bind, if it could.
 
     Raises `PageddError("invalid_setting")` when the sockets' paths would be too long.
     """
@@ -85,7 +88,7 @@ def client_endpoints(
     if named := environ.get("PAGEDD_RUNTIME_DIR"):
         return _checked(Path(named))
     closed: Path | None = None
-    for place in (*_from_systemd(environ), system_directory, *_from_session(environ), _fallback(environ)):
+    for place in (*_from_systemd(environ), system_directory, *_from_session(environ), *_from_home(environ)):
         try:
             # `Path.exists` would answer False for a directory that may not be entered.
             os.stat(place / "pagedd.sock")
@@ -95,22 +98,24 @@ def client_endpoints(
             continue
         else:
             return _checked(place)
-    return _checked(closed or _own_directory(environ))
+    own = (*_from_systemd(environ), *_from_session(environ), *_from_home(environ), system_directory)
+    return _checked(closed or own[0])
 
 
 def create_directory(endpoints: Endpoints) -> None:
     """Makes the runtime directory, for its owner alone unless it exists with a wider mode.
 
-    Raises `PageddError("invalid_setting")` when the directory belongs to another user, or when anyone may write to it:
-    whoever may write there could put a socket of their own in the daemon's place.
+    Raises `PageddError("invalid_setting")` when the directory belongs to another user, or when others may take files
+    out of it: they could put a socket of their own in the daemon's place.
     """
     endpoints.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = endpoints.directory.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o002:
+    mode = status.st_mode
+    if status.st_uid != os.geteuid() or mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not mode & stat.S_ISVTX):
         raise PageddError(
             "invalid_setting",
-            f"runtime directory {endpoints.directory}: owner {status.st_uid}, mode {status.st_mode & 0o7777:04o}; it "
-            f"must belong to user {os.geteuid()} and not be writable by everyone; set PAGEDD_RUNTIME_DIR",
+            f"runtime directory {endpoints.directory}: owner {status.st_uid}, mode {mode & 0o7777:04o}; it "
+            f"must belong to user {os.geteuid()} and not be writable by others; chmod go-w, or set PAGEDD_RUNTIME_DIR",
             field="runtime_dir",
         )
 
@@ -118,7 +123,9 @@ def create_directory(endpoints: Endpoints) -> None:
 def _own_directory(environ: Mapping[str, str]) -> Path:
     if named := environ.get("PAGEDD_RUNTIME_DIR"):
         return Path(named)
-    return next(iter((*_from_systemd(environ), *_from_session(environ))), _fallback(environ))
+    if named_by_others := (*_from_systemd(environ), *_from_session(environ)):
+        return named_by_others[0]
+    return _below(required_home(environ, "XDG_RUNTIME_DIR, or PAGEDD_RUNTIME_DIR"))
 
 
 def _from_systemd(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -133,10 +140,14 @@ def _from_session(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return (Path(session) / "pagedd",) if session.startswith("/") else ()
 
 
-def _fallback(environ: Mapping[str, str]) -> Path:
-    # Under the user's home and not in /tmp, where another user could have made the directory first.
-    home = environ.get("HOME")
-    return (Path(home) if home else Path.home()) / ".cache" / "pagedd" / "run"
+def _from_home(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    home = home_directory(environ)
+    return () if home is None else (_below(home),)
+
+
+def _below(home: Path) -> Path:
+    # And not in /tmp, where another user could have made the directory first.
+    return home / ".cache" / "pagedd" / "run"
 
 
 def _checked(directory: Path) -> Endpoints:

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 
 from pagedd.client import pagectl_commands as commands
+from pagedd.client.command_line import CommandLine
 from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
 from pagedd.client.exit_statuses import MODEL_STATUSES
 from pagedd.client.pagectl_commands import EXIT_REFUSED, SAMPLING_FLAGS
 from pagedd.client.render import printable
+from pagedd.client.standard_output import until_nobody_reads
 
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 # Numbers of sysexits.h, as the daemon's. Argparse gives 2 for a wrong command line.
 EXIT_STATUSES = MODEL_STATUSES | {
     "daemon_unreachable": os.EX_UNAVAILABLE,
@@ -31,6 +32,8 @@ EXIT_STATUSES = MODEL_STATUSES | {
     "shutting_down": os.EX_TEMPFAIL,
     "forbidden": os.EX_NOPERM,
 }
+# `pagectl_commands._print_picture`.
+PICTURE_NOTE = "Into a pipe or a file goes what is listed alone: the line about the daemon goes to standard error."
 EXIT_HELP = f"""\
 exit status: 0 done, {EXIT_REFUSED} refused or failed, 2 wrong command line, {os.EX_DATAERR} a wrong file was fetched,
 {os.EX_UNAVAILABLE} no daemon or no such model, {os.EX_TEMPFAIL} try again later, {os.EX_NOPERM} not allowed,
@@ -45,23 +48,23 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if argv is None else argv)
+    with until_nobody_reads():
+        return _run(given)
+
+
+def _run(given: list[str]) -> int:
     runtime_dir, command = _runtime_dir(given)
     if command[:1] == ["tune"]:  # its flags are the daemon's, which only that knows
         commands.exec_tune(command[1:], runtime_dir)
     arguments = make_parser().parse_args(["version"] if given == ["--version"] else given)
     try:
         status: int = arguments.run(arguments)
-        sys.stdout.flush()
         return status
     except PageddError as error:
         print(f"pagectl: {printable(str(error))}", file=sys.stderr)
         return EXIT_STATUSES.get(error.code, EXIT_REFUSED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes standard output once more at exit, which would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
 
 
 def _runtime_dir(given: list[str]) -> tuple[str | None, list[str]]:
@@ -73,7 +76,7 @@ def _runtime_dir(given: list[str]) -> tuple[str | None, list[str]]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog="pagectl",
         description="Talk to the pagedd daemon of this machine.",
         epilog=EXIT_HELP,
@@ -82,8 +85,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--runtime-dir", metavar="DIR", help="folder of the daemon's sockets ($PAGEDD_RUNTIME_DIR)")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        subparser = subparsers.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, note: str | None = None
+    ) -> argparse.ArgumentParser:
+        subparser = subparsers.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".", epilog=note)
         subparser.set_defaults(run=run)
         return subparser
 
@@ -98,9 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
     _add_request_flags(chat)
 
-    ps = command("ps", commands.run_ps, "list the live requests")
+    ps = command("ps", commands.run_ps, "list the live requests", PICTURE_NOTE)
     ps.add_argument("--json", action="store_true", help="as one JSON array, block tables included")
-    blocks = command("blocks", commands.run_blocks, "draw the KV pool, one character a block")
+    blocks = command("blocks", commands.run_blocks, "draw the KV pool, one character a block", PICTURE_NOTE)
     blocks.add_argument("--json", action="store_true", help="as one JSON object, null when the engine has none to show")
 
     prefixes = command("prefixes", commands.run_prefixes, "show what the prefix cache holds, as a tree")
@@ -117,7 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     events = command("events", commands.run_events, "list what happened lately and why")
     events.add_argument("--json", action="store_true", help="as one JSON array")
 
-    stats = command("stats", commands.run_stats, "print the daemon's figures")
+    stats = command("stats", commands.run_stats, "print the daemon's figures", PICTURE_NOTE)
     stats.add_argument("--json", action="store_true", help="as one JSON object, requests and block tables included")
     stats.add_argument("--watch", action="store_true", help="go on, as the daemon publishes")
 
@@ -188,7 +193,9 @@ def _add_request_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end of text")
     parser.add_argument("--priority", type=int, default=0, metavar="P", help="-100 to 100, higher is more urgent")
     parser.add_argument("--model", default="default", metavar="NAME", help="the served model's name")
-    parser.add_argument("--no-wait", action="store_true", help="fail at once while the daemon is loading its model")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="fail at once while the daemon loads its model or wakes its engine"
+    )
 
 
 if __name__ == "__main__":

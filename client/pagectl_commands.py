@@ -151,6 +151,8 @@ def run_evict(arguments: argparse.Namespace) -> int:
     with Client(arguments.runtime_dir) as client:
         evicted = client.evict_prefix(_clean(arguments.digest))
     print(f"{evicted.num_blocks} blocks are free, {evicted.num_kept} are in use and stay")
+    if evicted.num_beside_on_disk:
+        print(f"the disk has lost {evicted.num_beside_on_disk} more, of other prefixes, that lay in the same files")
     if not evicted.num_left_on_disk:
         return 0
     print(

@@ -1,7 +1,7 @@
 """The messages of the ZeroMQ sockets: what a client may say, and what it hears back.
 
-A client's DEALER sends two frames, `[PROTOCOL_VERSION, msgpack(ClientMessage)]`; the daemon's ROUTER answers in the
-same form with a `DaemonMessage`. Every accepted `Generate` or `Chat` gets any number of `Delta` and exactly one
+A client's DEALER sends two frames, `[PROTOCOL_VERSION, msgpack(ClientMessage)]`; the daemon answers in the same form
+with a `DaemonMessage`. Every accepted `Generate` or `Chat` gets any number of `Delta` and exactly one
 terminal message: `Done` or `Failed`. `id` is chosen by the client and is unique among its live requests.
 
 Owns names, types and defaults of requests and orders; questions about the daemon are `questions.py`'s, a picture of it
@@ -183,7 +183,9 @@ class Choice(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Done(msgspec.Struct, tag="done", kw_only=True, omit_defaults=True):
-    """The terminal message of a request that was served. `choices` holds whole texts, streamed or not."""
+    """The terminal message of a request that was served. `choices` holds whole texts, streamed or not, and
+    log-probabilities where they were not streamed.
+    """
 
     id: str
     request_id: str
@@ -213,6 +215,13 @@ class Accepted(msgspec.Struct, tag="accepted", kw_only=True):
     request_id: str
 
 
+class Waking(msgspec.Struct, tag="waking", kw_only=True):
+    """A `Generate` or `Chat` waits for an engine that slept or is being replaced; `Accepted` or `Failed` follows."""
+
+    id: str
+    request_id: str
+
+
 class Ok(msgspec.Struct, tag="ok", kw_only=True):
     """`Cancel` or `SetPriority` was done."""
 
@@ -220,14 +229,14 @@ class Ok(msgspec.Struct, tag="ok", kw_only=True):
 
 
 class Pong(msgspec.Struct, tag="pong", kw_only=True):
-    """Answer to `Ping`; the daemon also sends one with an empty `id` to learn whether a peer is still there."""
+    """Answer to `Ping`."""
 
     id: str
     version: str = ""
     state: str = ""
 
 
-DaemonMessage = Accepted | Delta | Done | Failed | Ok | Pong | Answer
+DaemonMessage = Waking | Accepted | Delta | Done | Failed | Ok | Pong | Answer
 
 
 _encoder = msgspec.msgpack.Encoder()

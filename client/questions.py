@@ -145,12 +145,14 @@ class Evicted(msgspec.Struct, tag="evicted", kw_only=True):
     Attributes:
         num_left_on_disk: blocks in files that could not be removed, or not within half a second: not served any more,
             but back after a restart if they stay.
+        num_beside_on_disk: blocks of other prefixes that the disk has lost, since they lay in the same files.
     """
 
     id: str
     num_blocks: int
     num_kept: int = 0
     num_left_on_disk: int = 0
+    num_beside_on_disk: int = 0
 
 
 class RequestText(msgspec.Struct, tag="text", kw_only=True):

@@ -179,7 +179,6 @@ def _one_line(text: str) -> str:
 
 
 def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
-    state = f"{frame.state} ({frame.detail})" if frame.detail not in ("", frame.state) else frame.state
     kv_cache_dtype = frame.kv_cache_dtype and f"kv {frame.kv_cache_dtype}"
     if (agreement := frame.figures.get("kv_agreement_ratio")) is not None:
         kv_cache_dtype += f" ({percent(agreement, decimals=1)}% as 16 bits)"
@@ -188,7 +187,7 @@ def _about(frame: StatsFrame, glyphs: Glyphs) -> list[str]:
         frame.device,
         frame.dtype,
         kv_cache_dtype,
-        state,
+        frame.state_in_words,
         f"up {_duration(frame.uptime_s)}",
     ]
     return [glyphs.separator.join(printable(part) for part in parts if part)]

@@ -173,6 +173,13 @@ class StatsFrame(msgspec.Struct, kw_only=True):
     advice: list[Advice] = []
     endings: list[Ending] = []
 
+    @property
+    def state_in_words(self) -> str:
+        """E.g. `ready`, `loading, 43 % (weights)`, `starting (loading, 0 % (engine process))`: no word twice."""
+        if self.detail.startswith(self.state):
+            return self.detail
+        return f"{self.state} ({self.detail})" if self.detail else self.state
+
 
 _decoder = msgspec.msgpack.Decoder(StatsFrame)
 

@@ -125,12 +125,18 @@ class Client:
         frames = self._client.watch_stats()
         # Ctrl-C may leave `newest` on its way out when `close` comes, and a generator has room for one.
         turn = asyncio.Lock()
+        asking: asyncio.Task[Any] | None = None
 
         async def newest() -> StatsFrame:
+            nonlocal asking
+            asking = asyncio.current_task()
             async with turn:
                 return await anext(frames)
 
         async def close() -> None:
+            # Or it came before anybody waited for `newest`, and nobody has cancelled it.
+            if asking is not None and not asking.cancelling():
+                asking.cancel()
             async with turn:
                 await frames.aclose()
 

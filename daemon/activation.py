@@ -1,7 +1,7 @@
 """Sockets that systemd holds for the daemon, so that a client that comes first starts it: sd_listen_fds(3).
 
-Owns which of them there are, and how ZeroMQ is bound to one. Those that nobody holds are bound as usual, with modes of
-the daemon's own; those of systemd have the modes of `pagedd.socket`.
+Owns which of them there are. Those that nobody holds are bound as usual, with modes of the daemon's own; those of
+systemd have the modes of `pagedd.socket`.
 """
 
 import logging
@@ -10,9 +10,6 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-import zmq
-
-from pagedd.client.endpoints import ipc
 from pagedd.client.errors import PageddError
 from pagedd.daemon.runtime_dir import socket_mode
 
@@ -54,12 +51,15 @@ def inherited_sockets(environ: Mapping[str, str] = os.environ) -> dict[Path, int
     return found
 
 
-def bind(zmq_socket: "zmq.Socket[bytes]", path: Path, mode: int, inherited: Inherited) -> None:
-    """Binds to `path` with file mode `mode`, or takes over the listener that is there. Raises `zmq.ZMQError`."""
+def listen(path: Path, mode: int, inherited: Inherited) -> socket.socket:
+    """A Unix socket bound to `path` with file mode `mode`, or the one that is held for it. Raises `OSError`."""
     if (fd := inherited.get(path)) is not None:
-        # ZeroMQ closes it with the socket; systemd keeps its own.
-        zmq_socket.setsockopt(zmq.USE_FD, fd)
-        zmq_socket.bind(ipc(path))
-    else:
+        return socket.socket(fileno=fd)  # closed with it; systemd keeps its own
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
         with socket_mode(mode):
-            zmq_socket.bind(ipc(path))
+            listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    return listener

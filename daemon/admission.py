@@ -21,6 +21,8 @@ from pagedd.engine.sampling_params import SamplingParams
 DEFAULT_MAX_TOKENS = 16
 # Below this a softmax in float32 is one-hot up to rounding, and dividing by it would overflow.
 GREEDY_TEMPERATURE = 1e-4
+# Of one request, all its answers together: some MiB while they are kept, tens of MiB as JSON.
+MAX_LOGPROBS = 1 << 18
 _MAX_INT = 2**31 - 1
 
 
@@ -78,10 +80,14 @@ class Limit:
                 if not self._holds(value):
                     self._refuse(value)
             case list() | dict():
-                if len(value) < self.min_items or (self.max_items is not None and len(value) > self.max_items):
-                    self._refuse(f"{len(value)} items")
+                self.check_num_items(len(value))
                 for item in value.values() if isinstance(value, dict) else value:
                     self.check(item)
+
+    def check_num_items(self, num_items: int) -> None:
+        """Raises `PageddError("invalid_value")`, as `check` would for a list or mapping of so many."""
+        if num_items < self.min_items or (self.max_items is not None and num_items > self.max_items):
+            self._refuse(f"{num_items} items")
 
     def _holds(self, number: float) -> bool:
         if isinstance(number, float) and not math.isfinite(number):
@@ -148,7 +154,13 @@ _SAMPLING = (
         max_items=1024,
         in_vocabulary=True,
     ),
-    Limit("logprobs", "0 gives the chosen token's log-probability, k the k best as well.", low=0, high=20),
+    Limit(
+        "logprobs",
+        "0 gives the chosen token's log-probability, k the k best as well; with all prompts, `n` and `max_tokens` "
+        f"{MAX_LOGPROBS} at most.",
+        low=0,
+        high=20,
+    ),
     Limit(
         "seed",
         "The same seed draws the same from the same logits; see Repeatable answers. Absent: one is drawn.",
@@ -160,7 +172,7 @@ _SAMPLING = (
 )
 _PRIORITY = Limit("priority", "Higher is more urgent; the default is 0.", low=-100, high=100)
 _CACHE_SALT = Limit("cache_salt", "Only requests with the same salt (and caller) share cached prefixes.", max_chars=256)
-_MESSAGES = Limit("messages", "The conversation, oldest first.", min_items=1)
+_MESSAGES = Limit("messages", "The conversation, oldest first.", min_items=1, max_items=16_384)
 _CONTENT = Limit("messages.content", "A message's text; over HTTP also a list of text parts.", max_chars=8 << 20)
 _ROLE = Limit("messages.role", "As the model's chat template knows it.", max_chars=64)
 
@@ -194,6 +206,24 @@ def check_message(message: Generate | Chat, served_name: str) -> None:
         )
 
 
+def check_num_messages(num_messages: int) -> None:
+    """Before anything is made of them: a template needs some KiB for each. Raises `PageddError`."""
+    if num_messages == 0:
+        raise PageddError("empty_messages", "messages = []; give at least one message", field="messages")
+    _MESSAGES.check_num_items(num_messages)
+
+
+def check_num_prompts(num_prompts: int, max_prompts_per_request: int) -> None:
+    """Before anything is made of them. Raises `PageddError("too_many_prompts")`."""
+    if num_prompts > max_prompts_per_request:
+        raise PageddError(
+            "too_many_prompts",
+            f"{num_prompts} prompts, limit {max_prompts_per_request}; send several requests, or raise "
+            "max_prompts_per_request",
+            field="prompt",
+        )
+
+
 def check_num_choices(messages: Sequence[Generate | Chat], max_prompts_per_request: int) -> None:
     """`messages` are the prompts of one request. Raises `PageddError("too_many_prompts")`."""
     num_choices = sum(message.sampling.n for message in messages)
@@ -207,7 +237,20 @@ def check_num_choices(messages: Sequence[Generate | Chat], max_prompts_per_reque
         )
 
 
-def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: EngineInfo) -> None:
+def check_num_logprobs(messages: Sequence[Generate | Chat]) -> None:
+    """`messages` are the prompts of one request, `check_message` let each pass. Raises `PageddError`."""
+    num_tokens = sum(message.sampling.n * _least_max_tokens(message) for message in messages)
+    num_each = max(0 if (most := message.sampling.logprobs) is None else most + 1 for message in messages)
+    if num_tokens * num_each > MAX_LOGPROBS:
+        raise PageddError(
+            "invalid_value",
+            f"{num_tokens} tokens of all answers with {num_each} log-probabilities each are {num_tokens * num_each}, "
+            f"limit {MAX_LOGPROBS}; lower logprobs, max_tokens or n",
+            field="logprobs",
+        )
+
+
+def check_text_length(message: Generate | Chat, max_token_bytes: int, max_model_len: int) -> None:
     """Refuses a text that cannot fit however it is tokenized, so that nobody waits for megabytes to be tokenized.
 
     `max_token_bytes` is the length of the longest token; n characters are at least n / max_token_bytes tokens.
@@ -218,11 +261,10 @@ def check_text_length(message: Generate | Chat, max_token_bytes: int, engine: En
     else:
         num_chars, field_name = len(message.prompt or ""), "prompt"
     least = -(-num_chars // max_token_bytes)
-    if least >= engine.max_model_len:
+    if least >= max_model_len:
         raise PageddError(
             "prompt_too_long",
-            f"prompt of {num_chars} characters, at least {least} tokens, context {engine.max_model_len}; "
-            "shorten the prompt",
+            f"prompt of {num_chars} characters, at least {least} tokens, context {max_model_len}; shorten the prompt",
             field=field_name,
         )
 
@@ -311,8 +353,7 @@ def cache_extras(message: Generate | Chat, caller: Caller, prefix_sharing: str) 
 
 
 def _check_messages(messages: list[ChatMessage]) -> None:
-    if not messages:
-        raise PageddError("empty_messages", "messages = []; give at least one message", field="messages")
+    check_num_messages(len(messages))
     for message in messages:
         _ROLE.check(message.role)
         _CONTENT.check(message.content)
@@ -342,10 +383,20 @@ def _fitting_max_tokens(
         _refuse_length(num_prompt_tokens, needed, engine, prompt_field)
     if asked is not None:
         return asked
+    if (num_top := message.sampling.logprobs) is not None:
+        room = max(needed, min(room, MAX_LOGPROBS // (message.sampling.n * (num_top + 1))))
     wanted = room if isinstance(message, Chat) else max(DEFAULT_MAX_TOKENS, message.sampling.min_tokens)
     if most is not None:
         wanted = max(needed, min(wanted, most))
     return min(wanted, room)
+
+
+def _least_max_tokens(message: Generate | Chat) -> int:
+    """What `max_tokens` is, or at least becomes."""
+    sampling = message.sampling
+    if sampling.max_tokens is not None:
+        return sampling.max_tokens
+    return max(1 if isinstance(message, Chat) else DEFAULT_MAX_TOKENS, sampling.min_tokens)
 
 
 def _refuse_length(num_prompt_tokens: int, num_output_tokens: int, engine: EngineInfo, prompt_field: str) -> None:

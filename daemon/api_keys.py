@@ -9,11 +9,13 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
+from pagedd.daemon.files import read_regular, reason
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HASHED = re.compile(r"sha256:([0-9a-fA-F]{64})")
 # 96 bits, if each character is a hexadecimal digit.
 _MIN_KEY_CHARS = 24
+_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +39,36 @@ class ApiKey:
 
 
 def configured_keys(path: Path | None, names_with_quota: Iterable[str]) -> list[ApiKey]:
-    """Those of `api_key_file`. Raises `PageddError("invalid_setting")`, also for a quota of a key that is not there."""
+    """Those of `api_key_file` at the start. Raises `PageddError("invalid_setting")`, also for a quota without a key."""
     keys = [] if path is None else read_api_keys(path)
     check_names(names_with_quota, keys)
+    return keys
+
+
+def reread_keys(path: Path | None, names_with_quota: Iterable[str]) -> list[ApiKey]:
+    """Those of `api_key_file` as it is now. Raises `PageddError("invalid_setting")`.
+
+    A quota without a key is only said in the log: no such thing may keep a key that was taken out of the file.
+    """
+    keys = [] if path is None else read_api_keys(path)
+    try:
+        check_names(names_with_quota, keys)
+    except PageddError as error:
+        log.warning("%s", error)
     return keys
 
 
 def read_api_keys(path: Path) -> list[ApiKey]:
     """`KEY`, `NAME KEY` or `NAME KEY admin`, one a line; KEY is the key, or `sha256:` and its digest in hexadecimal.
 
-    Blank lines and those that begin with # are left out. The log warns of keys that are not hashed. Raises
-    `PageddError("invalid_setting")`.
+    Blank lines and those that begin with # are left out. The log warns of keys that are not hashed, and of a file that
+    others may read or change. Raises `PageddError("invalid_setting")`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        content, status = read_regular(path, _MAX_FILE_BYTES)
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _invalid(f"api_key_file {path}: {error}") from error
+        raise _invalid(f"api_key_file {path}: {reason(error)}") from error
     lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
     lines = {number: line for number, line in lines.items() if line and not line.startswith("#")}
     keys = [_key(f"api_key_file {path}, line {number}", line) for number, line in lines.items()]
@@ -59,6 +76,7 @@ def read_api_keys(path: Path) -> list[ApiKey]:
         raise _invalid(f"api_key_file {path} holds no key; write one a line")
     if num_plain := sum(_HASHED.search(line) is None for line in lines.values()):
         log.warning("%s holds %d keys that are not hashed; `pagedd hash-key` makes the line to write", path, num_plain)
+    _warn_of_others(path, status.st_mode, has_plain=num_plain > 0)
     return keys
 
 
@@ -76,9 +94,16 @@ def hash_line(key: str, *words: str) -> str:
             f"a key of {len(key)} characters: it has at least {_MIN_KEY_CHARS} and no blank; `openssl rand -hex 24` "
             "makes one"
         )
-    line = " ".join((*words[:1], f"sha256:{_sha256(key).hex()}", *words[1:]))
-    _key("the line", line)
-    return line
+    check_words(words)
+    return " ".join((*words[:1], f"sha256:{_sha256(key).hex()}", *words[1:]))
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Name and scope as `hash_line` takes them. Raises `PageddError("invalid_setting")`."""
+    if words and not _NAME.fullmatch(words[0]):
+        raise _invalid(f"the key's name {words[0]!r}: it has 1 to 64 letters, digits or _.-")
+    if len(words) > 1 and list(words[1:]) != ["admin"]:
+        raise _invalid(f"after the key's name {' '.join(words[1:])!r}: there comes nothing, or admin")
 
 
 def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:
@@ -91,6 +116,14 @@ def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:
             raise PageddError(
                 "invalid_setting", f"quota.key.{name}: api_key_file has no key of that name; {hint}", field="quota"
             )
+
+
+def _warn_of_others(path: Path, mode: int, *, has_plain: bool) -> None:
+    """Whoever writes to the file can make a key of his own, whoever reads one in clear has it."""
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        log.warning("%s has mode %04o: others can write keys of their own into it; chmod go-w", path, mode & 0o7777)
+    if has_plain and mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("%s has mode %04o: others can read the keys in it; chmod go-r", path, mode & 0o7777)
 
 
 def _key(where: str, line: str) -> ApiKey:

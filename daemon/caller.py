@@ -49,15 +49,6 @@ def caller_of_socket(connection: socket.socket) -> Caller:
     return Caller(uid=uid, gid=gid, pid=pid)
 
 
-def caller_of_address(peer_address: str) -> Caller | None:
-    """The peer of a ZeroMQ message by its `Peer-Address` over ipc, `localhost:UID:GID:PID`; None for another form."""
-    parts = peer_address.split(":")
-    if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):
-        return None
-    uid, gid, pid = map(int, parts[1:])
-    return Caller(uid=uid, gid=gid, pid=pid)
-
-
 def name_of_tag(tag: str) -> str:
     """`Caller.name` of the callers with that tag."""
     kind, _, value = tag.partition(":")

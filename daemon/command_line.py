@@ -7,7 +7,7 @@ import argparse
 import re
 
 from pagedd.client.completion import SHELLS
-from pagedd.daemon.cli import COMMANDS
+from pagedd.daemon.cli import COMMANDS, FLAGS
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.setting import settings_of
 from pagedd.daemon.settings import add_flags
@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=command.help, description=f"{command.help}.")
         if name == "tune":
             add_tune_flags(subparser)
-        if command.arguments == "[FLAGS]":
+        if command.arguments == FLAGS:
             add_flags(subparser, settings)
         elif command.arguments == "SHELL":
             subparser.add_argument("shell", metavar="|".join(SHELLS), help="the shell that is to read it")

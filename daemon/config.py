@@ -29,6 +29,14 @@ _MAX_COUNT = 2**31 - 1
 _OTHER_VARIABLES = ("PAGEDD_KERNELS", "PAGEDD_TEST_MODEL")
 
 
+SERVED_NAME_RULE = "it is 1 to 256 printable characters"
+
+
+def is_served_name(name: str) -> bool:
+    """Whether it can stand in logs and answers as it is."""
+    return 0 < len(name) <= 256 and name.isprintable()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
     """Every setting of the daemon. Frozen: a process keeps the settings it was started with."""
@@ -138,14 +146,20 @@ class DaemonConfig:
         none_means="$RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/pagedd or ~/.cache/pagedd/run",
     )
     http_port: int | None = setting(
-        None, "Serve HTTP on this loopback TCP port as well; needs api_key_file.", minimum=1, maximum=65535, none="off"
+        None, "Serve HTTP on this TCP port as well; needs api_key_file.", minimum=1, maximum=65535, none="off"
     )
-    http_host: str = setting("127.0.0.1", "Loopback address for http_port.")
+    http_host: str = setting("127.0.0.1", "Address for http_port; a loopback one without TLS.")
     api_key_file: Path | None = setting(  # noqa: RUF009 (as above)
         None,
         "File with the API keys that TCP clients must show, one a line as `pagedd hash-key NAME` prints it.",
         none="off",
     )
+    tls_cert_file: Path | None = setting(  # noqa: RUF009 (as above)
+        None,
+        "Certificate of http_port and its chain, PEM: TLS 1.2 and up; http_host may then be any address.",
+        none="off",
+    )
+    tls_key_file: Path | None = setting(None, "Its private key, PEM, closed to others.", none="off")  # noqa: RUF009
     # The process
     drain_seconds: float = setting(
         5.0, "How long running requests may go on after the signal to stop.", minimum=0, maximum=3600
@@ -170,7 +184,10 @@ class DaemonConfig:
     )
     hot_celsius: float = setting(90.0, "Of the machine's hottest thermal zone.", minimum=20, maximum=150)
     yield_to: tuple[str, ...] = setting(
-        (), "Programs that get the device to themselves: while one of that name runs, the engine sleeps.", none="nobody"
+        (),
+        "Programs that get the device to themselves: while one of that name runs, the engine sleeps, after a load that "
+        "is under way.",
+        none="nobody",
     )
     yield_below_gib: float | None = setting(
         None,
@@ -186,7 +203,9 @@ class DaemonConfig:
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace a request; no texts.", none="off"
     )
     log_level: str = setting("info", "Least severe log line to write.", choices=logs.LEVELS)
-    log_format: str = setting("auto", "auto is journald under systemd, else human.", choices=logs.FORMATS)
+    log_format: str = setting(
+        "auto", "auto is journald under systemd, else human; json is one object a line.", choices=logs.FORMATS
+    )
     # Callers, and what they cost
     quota: QuotaConfig = table(QuotaConfig())  # noqa: RUF009 (frozen)
     cost: CostConfig = table(CostConfig())  # noqa: RUF009 (frozen)
@@ -195,9 +214,17 @@ class DaemonConfig:
         """Checks what one setting's range cannot say. Raises `PageddError("invalid_setting")`."""
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise _invalid("device", self.device, "it is auto, cpu, cuda or cuda:N")
-        if not _is_loopback(self.http_host):
+        if self.served_model_name is not None and not is_served_name(self.served_model_name):
+            raise _invalid("served_model_name", ascii(self.served_model_name[:64]), SERVED_NAME_RULE)
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            given, absent = ("cert", "key") if self.tls_key_file is None else ("key", "cert")
+            value = self.tls_cert_file or self.tls_key_file
+            raise _invalid(f"tls_{given}_file", value, f"set tls_{absent}_file as well")
+        if self.tls_cert_file is not None and self.http_port is None:
+            raise _invalid("tls_cert_file", self.tls_cert_file, "there is nothing to protect; set http_port as well")
+        if self.tls_cert_file is None and not _is_loopback(self.http_host):
             raise _invalid(
-                "http_host", self.http_host, "it must be a loopback address; put a TLS proxy in front to serve others"
+                "http_host", self.http_host, "it must be a loopback address; set tls_cert_file to serve others"
             )
         if self.http_port is not None and self.api_key_file is None:
             raise _invalid("http_port", self.http_port, "anyone on this machine can connect; set api_key_file as well")

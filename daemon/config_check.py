@@ -4,6 +4,7 @@ Owns the child process that looks (`config_check_process.py`): the engine's word
 """
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def kv_directory(config: DaemonConfig) -> Path:
 
 
 async def _ask(question: Question) -> Verdict:
-    child = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
+    child = await asyncio.create_subprocess_exec(*_COMMAND, "--parent", str(os.getpid()), stdin=PIPE, stdout=PIPE)
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             answer, _ = await child.communicate(msgspec.json.encode(question))

@@ -1,14 +1,17 @@
 """The process that looks at device and model for `config_check.py`: one JSON object in, one out.
 
-python -P -m pagedd.daemon.config_check_process < QUESTION
+python -P -m pagedd.daemon.config_check_process --parent PID < QUESTION
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 import msgspec
 
 from pagedd.daemon.config_check import Question, Verdict
+from pagedd.daemon.files import reason
+from pagedd.daemon.parent import die_with_parent
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.errors import EngineError
 from pagedd.engine.foresee import foresee
@@ -16,6 +19,9 @@ from pagedd.engine.kv.disk_tier import refuse_unless_private
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Started by pagedd; people use `pagedd check-config`.")
+    parser.add_argument("--parent", required=True, type=int)
+    die_with_parent(parser.parse_args().parent)
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
     try:
         chosen = foresee(question.config, has_model=question.has_model)
@@ -35,7 +41,7 @@ def _notes(settings: EngineConfig) -> list[str]:
     except FileNotFoundError:
         return []  # it will be made
     except OSError as error:
-        return [f"kv_disk_directory will not be used, and the daemon serves without that tier: {error}"]
+        return [f"kv_disk_directory will not be used, and the daemon serves without that tier: {reason(error)}"]
     return []
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from pagedd.client.home import required_home
 from pagedd.daemon.wall_clock import utc_now
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.stats import EngineStats
@@ -74,8 +75,12 @@ class CrashReports:
             last = max(map(_number, self._folder.glob(_REPORTS)), default=0)
             path = self._folder / f"engine-{last + 1:06d}-{when:%Y%m%dT%H%M%S}Z.txt"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(crash.text(when))
+            try:
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(crash.text(when))
+            except OSError:
+                path.unlink(missing_ok=True)  # an empty one would push one out that says something
+                raise
             for old in sorted(self._folder.glob(_REPORTS), key=_number)[:-MAX_KEPT]:
                 old.unlink(missing_ok=True)
         except OSError as error:
@@ -90,8 +95,11 @@ def _number(report: Path) -> int:
 
 
 def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """What outlives the daemon: `$STATE_DIRECTORY`, which systemd sets, else the user's own."""
+    """What outlives the daemon: `$STATE_DIRECTORY`, which systemd sets, else the user's own.
+
+    Raises `PageddError("invalid_setting")` for a user without a home.
+    """
     if given := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
         return Path(given)
     base = environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "pagedd"
+    return (Path(base) if base else required_home(environ, "XDG_STATE_HOME") / ".local" / "state") / "pagedd"

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pagedd.client.errors import PageddError
 from pagedd.daemon import admission
 from pagedd.daemon.caller import Caller
-from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.config import SERVED_NAME_RULE, DaemonConfig, is_served_name
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.host import Host
@@ -24,7 +24,6 @@ from pagedd.daemon.served_model import ServedModel
 log = logging.getLogger(__name__)
 
 _MODEL = admission.Limit("model", "As in the setting of that name.", max_chars=4096)
-_SERVED_NAME = admission.Limit("served_name", "Under which clients ask for the model.", max_chars=256)
 
 
 class DeviceUse:
@@ -55,6 +54,7 @@ class DeviceUse:
         self._served_model = served_model
         self._serve = serve
         self._is_loading = False  # from the first look at another model
+        self._look: asyncio.Task[Candidate] | None = None  # that look, while it lasts
         self._is_swapping = False  # while the engine is replaced
         self._claims: dict[str, str] = {}  # who needs the device, and why
         self._wakes_afterwards = False
@@ -97,25 +97,35 @@ class DeviceUse:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def sleep(self) -> None:
+    async def sleep(self, by: Caller | None = None) -> None:
         """Gives the device back: running requests may end as when the daemon stops, then the engine process goes.
 
+        `by` is the administrator who asks; None is the daemon itself.
         The next request starts it again, and waits for it. An engine that wakes just now is first let wake. Raises
         `PageddError` when there is no engine that could end.
         """
         if self._is_loading:
-            raise PageddError("engine_loading", "a model is being loaded; try again when it serves")
+            raise PageddError(
+                "engine_loading", "a model is being loaded; try again when it serves, or load another in its place"
+            )
         if not self._host.is_sleeping:
             self._host.check_ready()
+        if by is not None:
+            log.info("the engine is to sleep: %s asked for it", by.name)
         await self._whole(self._sleep(None))
 
     async def _sleep(self, within_s: float | None) -> None:
         await self._come_to_rest(within_s)
         await self._host.sleep()
 
-    def wake(self) -> None:
-        """Starts the engine again when it sleeps. Raises `PageddError("device_yielded")`."""
+    def wake(self, by: Caller | None = None) -> None:
+        """Starts the engine again when it sleeps. Raises `PageddError("device_yielded")`.
+
+        `by` is the administrator who asks; None is a request.
+        """
         self.check_not_yielded()
+        if self._host.state is EngineState.ASLEEP:
+            log.info("the engine wakes: %s", "a request came" if by is None else f"{by.name} asked for it")
         self._host.wake()
 
     async def yield_device(self, claimant: str, reason: str | None, within_s: float | None = None) -> None:
@@ -131,6 +141,8 @@ class DeviceUse:
         if reason is None:
             if self._claims.pop(claimant, None) is not None and not self._claims:
                 self._events.add("engine", "the device is taken back")
+                then = "the engine wakes" if self._wakes_afterwards else "the engine sleeps on until a request comes"
+                log.info("nobody else needs the device any more: %s", then)
                 if self._wakes_afterwards:
                     self._host.wake()
             return
@@ -161,10 +173,13 @@ class DeviceUse:
         """Serves another model: looked at first, then what runs may end, and the engine is replaced.
 
         Requests wait meanwhile, and then have to fit the new model. Raises `PageddError` when it cannot be served; the
-        one before serves on. `name` is as in the setting `model`; `served_name` None is the model's own.
+        one before serves on. `name` is as in the setting `model`; `served_name` None is the model's own. An earlier
+        order whose model is still looked at is given up: that look may last for ever.
         """
-        for limit, value in ((_MODEL, name), (_SERVED_NAME, served_name)):
-            limit.check(value)
+        _MODEL.check(name)
+        if served_name is not None and not is_served_name(served_name):
+            said = f"served_name = {served_name[:64]!a}: {SERVED_NAME_RULE}"
+            raise PageddError("invalid_value", said, field="served_name")
         if "\0" in name:
             raise PageddError("invalid_value", "model holds a zero byte, which no name does", field="model")
         self.check_not_yielded()
@@ -173,12 +188,15 @@ class DeviceUse:
         await self._whole(self._load_model(name, served_name, by))
 
     async def _load_model(self, name: str, served_name: str | None, by: Caller) -> None:
+        while (look := self._look) is not None:
+            look.cancel()
+            await asyncio.wait({look})
         if self._is_loading:
             raise PageddError("engine_loading", "another model is being loaded; try again when it serves")
         before = self._served_model()
         try:
             self._is_loading = True
-            candidate = await self.find_model(name, served_name)
+            candidate = await self._find(name, served_name)
             try:
                 await self._come_to_rest(None)
                 self.check_not_yielded()
@@ -202,6 +220,24 @@ class DeviceUse:
             raise PageddError("internal", f"{before.name} is served on; the log has the trace") from error
         finally:
             self._is_loading = self._is_swapping = False
+
+    async def _find(self, name: str, served_name: str | None) -> Candidate:
+        """Looks at the model, until it is found or another is asked for. Raises `PageddError`."""
+        look = asyncio.ensure_future(self.find_model(name, served_name))
+        look.add_done_callback(self._look_ended)
+        self._look = look
+        try:
+            await asyncio.wait({look})
+        except asyncio.CancelledError:
+            look.cancel()
+            await asyncio.wait({look})
+            raise
+        if look.cancelled():
+            raise PageddError("engine_loading", "another model was asked for meanwhile, and is loaded in its place")
+        return look.result()
+
+    def _look_ended(self, look: "asyncio.Task[Candidate]") -> None:
+        self._look = None
 
     async def _come_to_rest(self, within_s: float | None) -> None:
         """Nobody gets in any more, and what ran has ended, or had `drain_seconds` or fewer to do so.

@@ -152,7 +152,8 @@ class EngineChild:
             self._expect_exit(within_s)
 
     def end_at_once(self) -> None:
-        self._expect_exit(0.0)
+        """Kills it, which takes the kernel a moment."""
+        self._expect_exit(_KILL_TIMEOUT_S)
         self.kill()
 
     def kill(self) -> None:

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,21 @@ def scratch_directory(beside: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def read_regular(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """What a small file holds, and what the kernel says of it. Waits for nobody and reads without end from nothing.
+
+    Raises `OSError`, also for a pipe or device under its name and for a file of over `max_bytes`.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"it has over {max_bytes} bytes")
+    return content, status
+
+
 def put_in_place(finished: Path, target: Path) -> None:
     """Makes the file or folder `finished` durable under the name `target`, in place of what is there."""
     for path in [*finished.rglob("*"), finished]:
@@ -67,6 +83,11 @@ def verify_sha256(path: Path, expected: str) -> None:
         raise PageddError("checksum_mismatch", message)
 
 
+def reason(error: Exception) -> str:
+    """Why a file cannot be had, without Python's number and path, which whoever names the file says better."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 @contextmanager
 def explained_write(target: Path) -> Iterator[None]:
     """Turns an `OSError` into `model_unavailable` with the next step."""
@@ -78,7 +99,7 @@ def explained_write(target: Path) -> Iterator[None]:
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             why = f"{error.strerror}; make the folder writable, or set XDG_CACHE_HOME to another one"
         else:
-            why = f"{error.strerror or error}; check the disk"
+            why = f"{reason(error)}; check the disk"
         raise PageddError("model_unavailable", f"cannot write {target}: {why}") from error
 
 

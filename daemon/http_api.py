@@ -9,8 +9,8 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -18,12 +18,12 @@ from aiohttp import web
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
-from pagedd.daemon.activation import Inherited
-from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key
+from pagedd.daemon.activation import Inherited, listen
+from pagedd.daemon.api_keys import ApiKey, configured_keys, find_key, reread_keys
 from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_body import BodyReader
-from pagedd.daemon.http_connection import ConnectionCount, HttpConnection, max_connections
+from pagedd.daemon.http_connection import HEAD_TIMEOUT_S, HttpConnection, OpenConnections, max_connections
 from pagedd.daemon.http_generate import generate
 from pagedd.daemon.http_routes import ROUTES
 from pagedd.daemon.ignored_fields import IgnoredFields
@@ -52,8 +52,10 @@ from pagedd.daemon.openai_schema import (
     tokenize_request,
 )
 from pagedd.daemon.openapi import openapi_document
-from pagedd.daemon.runtime_dir import REQUESTS_MODE, socket_mode
+from pagedd.daemon.runtime_dir import REQUESTS_MODE
 from pagedd.daemon.service import Service
+from pagedd.daemon.tls_certificate import TlsCertificate, configured_certificate
+from pagedd.daemon.tls_server import TlsServer
 from pagedd.daemon.turnstile import Turnstile
 
 log = logging.getLogger(__name__)
@@ -83,50 +85,70 @@ class HttpApi:
     ) -> None:
         self._service = service
         self._path = endpoints.http
-        self._inherited_fd = (inherited or {}).get(endpoints.http)
+        self._inherited = inherited or {}
         self._config = config
         self._keys: list[ApiKey] = []
+        self._certificate: TlsCertificate | None = None
+        self._tls_server: TlsServer | None = None
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
-        self._connections = ConnectionCount(max_connections())
         self._turnstile = Turnstile(_MAX_STARTS_A_TURN)
         self._bodies = BodyReader()
 
     async def start(self) -> None:
         """Binds and serves.
 
-        Raises `OSError` when an address is taken, `PageddError("invalid_setting")` for a key file that holds no key.
+        Raises `OSError` when the Unix socket cannot be had, `PageddError("invalid_setting")` for a TCP port that is
+        taken, a key file that holds no key, or a certificate that cannot serve. One that has expired is only said in
+        the log: the Unix socket needs none.
         """
-        self._keys = self._read_keys()
-        if self._inherited_fd is not None:
-            await self._serve(self._unix_door, socket.socket(fileno=self._inherited_fd))
-        else:
-            await self._serve(self._unix_door, _bind_unix(self._path))
+        self._certificate = configured_certificate(self._config)
+        if self._certificate is not None:
+            _say_if_refused(self._certificate)
+        self._keys = configured_keys(self._config.api_key_file, self._config.quota.key)
+        # Anybody may connect over TCP, with a key or without, so it has its own and the smaller share.
+        for_tcp = 0 if self._config.http_port is None else max_connections() // 4
+        for_unix = max_connections() - for_tcp
+        await self._serve(self._unix_door, listen(self._path, REQUESTS_MODE, self._inherited), for_unix)
         if self._config.http_port is not None:
-            await self._serve(self._tcp_door, _bind_tcp(self._config.http_host, self._config.http_port))
+            listener = _bind_tcp(self._config.http_host, self._config.http_port)
+            await self._serve(self._tcp_door, listener, for_tcp, self._certificate)
 
-    def reload_keys(self) -> None:
-        """Takes over the key file as it is now; one that is wrong changes nothing. Raises nothing."""
-        try:
-            self._keys = self._read_keys()
-        except PageddError as error:
-            log.error("the API keys stay as they are: %s", error)
+    def reload_keys(self, names_with_quota: Iterable[str]) -> bool:
+        """Takes over the key file as it is now; whether it has changed. `names_with_quota` as the settings are now.
 
-    def _read_keys(self) -> list[ApiKey]:
-        return configured_keys(self._config.api_key_file, self._config.quota.key)
+        Raises `PageddError("invalid_setting")` for a file that is wrong, which changes nothing.
+        """
+        before, self._keys = self._keys, reread_keys(self._config.api_key_file, names_with_quota)
+        return self._keys != before
+
+    def reload_certificate(self) -> bool:
+        """Takes over certificate and key as they are now; whether they have changed. Open connections keep theirs.
+
+        Raises `PageddError("invalid_setting")` for files that cannot serve, which change nothing.
+        """
+        if self._certificate is None or not self._certificate.reload():
+            return False
+        _say_if_refused(self._certificate)
+        return True
 
     async def close(self) -> None:
         """Stops listening, gives the answers under way a moment to leave, and removes the socket."""
         for listener in self._listeners:
             listener.close()
+        if self._tls_server is not None:
+            await self._tls_server.close()
+            self._tls_server = None
         for runner in self._runners:
             await runner.cleanup()
-        if self._runners and self._inherited_fd is None:
+        if self._runners and self._path not in self._inherited:
             self._path.unlink(missing_ok=True)
         self._runners.clear()
         self._listeners.clear()
 
-    async def _serve(self, door: Door, listener: socket.socket) -> None:
+    async def _serve(
+        self, door: Door, listener: socket.socket, max_open: int, certificate: TlsCertificate | None = None
+    ) -> None:
         runner = web.AppRunner(
             _application(self._service, door, self._turnstile, self._bodies),
             handler_cancellation=True,
@@ -139,17 +161,23 @@ class HttpApi:
         if server is None:
             raise RuntimeError("a runner that is set up has a server")
 
+        connections = OpenConnections(max_open)
+
         def connect() -> HttpConnection:
             return HttpConnection(
                 server,
-                self._connections,
+                connections,
                 lambda error: _error(self._service, error),
                 access_log=None,
                 max_line_size=MAX_HEADER_BYTES,
                 max_field_size=MAX_HEADER_BYTES,
+                auto_decompress=False,
                 keepalive_timeout=_IDLE_CONNECTION_S,
             )
 
+        if certificate is not None:
+            self._tls_server = TlsServer(listener, connect, certificate, HEAD_TIMEOUT_S, _BACKLOG)
+            return
         loop = asyncio.get_running_loop()
         self._listeners.append(await loop.create_server(connect, sock=listener, backlog=_BACKLOG))
 
@@ -160,10 +188,11 @@ class HttpApi:
         return caller_of_socket(connection)
 
     def _tcp_door(self, request: web.Request) -> Caller:
-        # A name that a web page made to point here has another Host, whatever address it leads to.
+        # A name that a web page made to point here has another Host, whatever address it leads to. Over TLS the
+        # certificate is not that name's, and no browser goes on.
         host = request.headers.get("Host", "").lower()
         allowed = {self._config.http_host, "localhost", "127.0.0.1", "[::1]"}
-        if host.removesuffix(f":{self._config.http_port}") not in allowed:
+        if self._certificate is None and host.removesuffix(f":{self._config.http_port}") not in allowed:
             raise PageddError("forbidden", f"Host {host[:64]!r}; ask for localhost:{self._config.http_port}")
         if request.path in _OPEN_PATHS:
             return Caller(key_id="none")
@@ -173,6 +202,13 @@ class HttpApi:
             if key is not None:
                 return Caller(key_id=key.name, has_admin_key=key.is_admin)
         raise PageddError("unauthorized", "the API key is absent or wrong; send Authorization: Bearer KEY")
+
+
+def _say_if_refused(certificate: TlsCertificate) -> None:
+    try:
+        certificate.check_dates()
+    except PageddError as error:
+        log.error("clients will refuse the certificate: %s", error)
 
 
 def _application(service: Service, door: Door, turnstile: Turnstile, bodies: BodyReader) -> web.Application:
@@ -192,6 +228,7 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
             if request.path not in _OPEN_PATHS:
                 await turnstile.enter()
             request[_CALLER] = door(request)
+            _check_encoding(request)
             return await handler(request)
         except PageddError as error:
             return _error(service, error)
@@ -202,7 +239,7 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
             response.headers["Allow"] = ", ".join(methods)
             return response
         except web.HTTPNotFound:
-            said = f"{request.method[:32]} {request.path[:256]}: there is no such path; docs/api.md lists them"
+            said = f"{request.method[:32]} {request.path[:256]}: there is no such path; /openapi.json lists them"
             return _error(service, PageddError("unknown_route", said))
         except ConnectionError:
             raise  # the client is gone; there is nobody to answer
@@ -244,7 +281,8 @@ class _Handlers:
         self._ignored = IgnoredFields()
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, completion_request, "completion", CompletionBody)
+        parse = partial(completion_request, max_prompts=self._service.max_prompts_per_request)
+        return await self._generate(request, parse, "completion", CompletionBody)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat_request, "chat", ChatBody)
@@ -262,14 +300,15 @@ class _Handlers:
     async def tokenize(self, request: web.Request) -> web.Response:
         async with self._bodies.read(request, request[_CALLER]) as body:
             message = tokenize_request(body)
-            self._ignored.note(body, TokenizeBody.__struct_fields__)
-        token_ids = await self._service.tokenize(message)
+            self._ignored.note(body, TokenizeBody.__struct_fields__, request[_CALLER].tag)
+        token_ids = await self._service.text.tokenize(message, request[_CALLER])
         return _json(TokenizeAnswer(token_ids, len(token_ids), self._service.max_request_tokens))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         async with self._bodies.read(request, request[_CALLER]) as body:
-            text = self._service.detokenize(detokenize_request(body))
-            self._ignored.note(body, DetokenizeBody.__struct_fields__)
+            token_ids = detokenize_request(body)
+            self._ignored.note(body, DetokenizeBody.__struct_fields__, request[_CALLER].tag)
+        text = await self._service.text.detokenize(token_ids, request[_CALLER])
         return _json(DetokenizeAnswer(text))
 
     async def health(self, request: web.Request) -> web.Response:
@@ -291,7 +330,7 @@ class _Handlers:
 
     async def sleep(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        await self._service.device.sleep()
+        await self._service.device.sleep(request[_CALLER])
         return _json(StatusAnswer("sleeping"))
 
     async def load(self, request: web.Request) -> web.Response:
@@ -303,7 +342,7 @@ class _Handlers:
 
     async def wake_up(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        self._service.device.wake()
+        self._service.device.wake(request[_CALLER])
         return _json(StatusAnswer("waking"))
 
     async def _generate(
@@ -315,7 +354,7 @@ class _Handlers:
             except PageddError as error:
                 self._service.note_failure(error)
                 raise
-            self._ignored.note(body, schema.__struct_fields__)
+            self._ignored.note(body, schema.__struct_fields__, request[_CALLER].tag)
         for message in asked.messages:
             message.traceparent, message.tracestate = _trace_headers(request)
         return await generate(self._service, request, request[_CALLER], asked, kind)
@@ -336,6 +375,13 @@ def _trace_headers(request: web.Request) -> tuple[str | None, str | None]:
     return parents[0] if len(parents) == 1 else None, ",".join(states) or None
 
 
+def _check_encoding(request: web.Request) -> None:
+    """Raises `PageddError("malformed_message")` for a compressed body: a small one may be gigabytes."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise PageddError("malformed_message", f"Content-Encoding: {encoding[:32]}; send the body as it is")
+
+
 def _check_admin(request: web.Request) -> None:
     caller = request[_CALLER]
     if not caller.is_admin:
@@ -346,24 +392,15 @@ def _json(content: Any) -> web.Response:
     return web.Response(body=encode(content), content_type="application/json")
 
 
-def _bind_unix(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        with socket_mode(REQUESTS_MODE):
-            listener.bind(str(path))
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _bind_tcp(host: str, port: int) -> socket.socket:
+    """Raises `PageddError("invalid_setting")`."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        why = f"http_port {port} on {host}: {error.strerror}; choose another, or end what listens there"
+        raise PageddError("invalid_setting", why, field="http_port") from error
     return listener

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, Usage
+from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, Usage, Waking
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.openai_responses import DONE_EVENT, AnswerWriter, event
 from pagedd.daemon.openai_schema import OpenAIRequest
@@ -53,9 +53,9 @@ class _Run:
         self._ids = service.start(request.messages, caller, self._stream.push)
 
     async def answer(self) -> web.StreamResponse:
-        # Accepted alone says nothing to a client, and the engine may still refuse with a status of its own.
+        # These alone say nothing to a client, and the engine may still refuse with a status of its own.
         messages: list[DaemonMessage] = []
-        while all(isinstance(message, Accepted) for message in messages):
+        while all(isinstance(message, Waking | Accepted) for message in messages):
             messages = await self._stream.take()
         writer = self._writer()
         if self._request.stream:
@@ -77,7 +77,11 @@ class _Run:
                 break
             messages = await self._stream.take()
         prompts: list[list[Choice]] = [self._done[number].choices for number in range(len(self._ids))]
-        return web.Response(body=writer.whole(prompts, self._usage()), content_type="application/json")
+        if self._request.messages[0].sampling.logprobs is None:
+            body = writer.whole(prompts, self._usage())
+        else:  # tens of MiB, perhaps
+            body = await asyncio.to_thread(writer.whole, prompts, self._usage())
+        return web.Response(body=body, content_type="application/json")
 
     async def _streamed(self, writer: AnswerWriter, messages: list[DaemonMessage]) -> web.StreamResponse:
         # A request that fails before its first token has a status; later it can only have an event.

@@ -1,18 +1,22 @@
 """Fields of HTTP bodies that mean nothing to pagedd. They are ignored, as by vLLM, and each name is said once.
 
-Owns which names the log has heard, at most `MAX_NAMES`: callers choose them.
+Owns which names the log has heard: callers choose them, so they look like names, and each caller has so many.
 """
 
 import difflib
 import logging
+import re
 from collections.abc import Collection
+from itertools import islice
 
 import msgspec
 
 log = logging.getLogger(__name__)
 
-MAX_NAMES = 64
-_SHOWN_CHARS = 64
+MAX_NAMES = 16  # of each caller
+MAX_CALLERS = 256
+# What is none may be a text that went astray.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 
 _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -20,19 +24,24 @@ _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class IgnoredFields:
     def __init__(self) -> None:
         self._said: set[str] = set()
+        self._num_said: dict[str, int] = {}
 
-    def note(self, body: bytes, known: Collection[str]) -> None:
-        """`body` is a JSON object that has been decoded, `known` the fields that were looked for in it."""
-        if len(self._said) >= MAX_NAMES:
+    def note(self, body: bytes, known: Collection[str], caller: str) -> None:
+        """`body` is a JSON object that has been decoded, `known` the fields that were looked for in it.
+
+        `caller` is the tag of who sent it.
+        """
+        if self._num_said.get(caller, 0) >= MAX_NAMES or len(self._num_said) >= MAX_CALLERS:
             return
         try:
             names = _NAMES.decode(body).keys()
         except (msgspec.DecodeError, UnicodeDecodeError):  # nobody has looked at the names that nobody knows
             return
-        for name in names - set(known) - self._said:
-            if len(self._said) == MAX_NAMES:
-                return
+        unknown = (name for name in names if _NAME.fullmatch(name) and name not in known and name not in self._said)
+        num_left = MAX_NAMES - self._num_said.get(caller, 0)
+        for name in list(islice(unknown, num_left)):
             self._said.add(name)
-            nearest = difflib.get_close_matches(name[:_SHOWN_CHARS], known, n=1, cutoff=0.8)
+            self._num_said[caller] = self._num_said.get(caller, 0) + 1
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             hint = f"; did its client mean {nearest[0]}?" if nearest else ""
-            log.info("a body has the field %s, which is not known here and ignored%s", ascii(name[:_SHOWN_CHARS]), hint)
+            log.info("a body has the field %r, which is not known here and ignored%s", name, hint)

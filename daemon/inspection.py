@@ -90,6 +90,7 @@ class Inspection:
             num_blocks=eviction.num_freed,
             num_kept=eviction.num_kept,
             num_left_on_disk=eviction.num_left_on_disk,
+            num_beside_on_disk=eviction.num_beside_on_disk,
         )
 
     async def _block(self, question: GetBlock, caller: Caller) -> BlockDetail:

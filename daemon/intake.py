@@ -16,7 +16,7 @@ from pagedd.daemon.doctor import Doctor
 from pagedd.daemon.host import Host
 from pagedd.daemon.live_requests import LiveEntry, LiveRequests
 from pagedd.daemon.metering import Metering
-from pagedd.daemon.requests import Admitted, Broken, Phase
+from pagedd.daemon.requests import Admitted, Broken, Held, Phase
 from pagedd.daemon.served_model import ServedModel
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.request import Request
@@ -57,7 +57,8 @@ class Intake:
         for message in messages:
             admission.check_message(message, model.name)
         admission.check_num_choices(messages, self._config.max_prompts_per_request)
-        self._check_queue(sum(message.sampling.n for message in messages))
+        admission.check_num_logprobs(messages)
+        self.check_queue(sum(message.sampling.n for message in messages))
         if not self._host.is_sleeping:
             self._enter_quotas(entries, model)
 
@@ -84,8 +85,11 @@ class Intake:
         low, high = _RETRY_AFTER_S
         return min(high, max(low, math.ceil(stats.oldest_wait_s))) if stats is not None else low
 
-    def _check_queue(self, num_new: int) -> None:
-        """The queue is the live choices that cannot have a seat, whatever the engine is doing with the others."""
+    def check_queue(self, num_new: int) -> None:
+        """The queue is the live choices that cannot have a seat, whatever the engine is doing with the others.
+
+        Raises `PageddError("queue_full")` when `num_new` more would be too many.
+        """
         num_live = self._requests.num_choices
         num_waiting = max(0, num_live - self._config.max_num_seqs)
         if num_live + num_new > self._config.max_num_seqs + self._config.max_queued_requests:
@@ -117,6 +121,8 @@ class Intake:
         `is_held`: the engine sleeps, and they wait until it is awake.
         """
         if is_held:
+            for entry in entries:
+                self._requests.apply(entry, Held())
             await self._awake()
             entries = _still_outside(entries)
             if not entries:
@@ -164,7 +170,7 @@ class Intake:
             self._submit(entry, request, model)
 
     async def _engine_request(self, entry: LiveEntry, model: ServedModel) -> Request:
-        admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info())
+        admission.check_text_length(entry.message, model.max_token_bytes, self._engine_info().max_model_len)
         token_ids = await model.prompt_token_ids(entry.message)
         extras = admission.cache_extras(entry.message, entry.caller, self._config.prefix_sharing)
         if entry.message.cache_salt is None:

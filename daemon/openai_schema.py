@@ -14,6 +14,7 @@ import msgspec
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
+from pagedd.daemon.admission import check_num_messages, check_num_prompts
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -177,8 +178,8 @@ class OpenAIRequest:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def completion_request(raw: bytes) -> OpenAIRequest:
-    """Raises `PageddError`."""
+def completion_request(raw: bytes, max_prompts: int) -> OpenAIRequest:
+    """Raises `PageddError`: more than `max_prompts` are refused before a message is made of any."""
     body = _decode(_COMPLETION, raw)
     _check_unsupported(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -197,7 +198,7 @@ def completion_request(raw: bytes) -> OpenAIRequest:
             parse_special=bool(body.parse_special),
             cache_salt=body.cache_salt,
         )
-        for number, prompt in enumerate(_prompts(body.prompt))
+        for number, prompt in enumerate(_prompts(body.prompt, max_prompts))
     ]
     return OpenAIRequest(messages, stream, _include_usage(body), {"prompt_token_ids": "prompt"})
 
@@ -294,13 +295,15 @@ def _sampling(body: CommonBody, logprobs: int | None) -> Sampling:
     return Sampling(**given, stop=stop, logprobs=logprobs)
 
 
-def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
+def _prompts(prompt: str | list[Any], max_prompts: int) -> Sequence[str | list[int]]:
     """Each prompt, as text or as ids."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise PageddError("empty_prompt", "prompt = []; give a text or token ids", field="prompt")
     first = prompt[0]
+    if isinstance(first, str | list):
+        check_num_prompts(len(prompt), max_prompts)
     if isinstance(first, str):
         return _convert(prompt, list[str])
     if isinstance(first, list):
@@ -317,6 +320,7 @@ def _convert(prompt: list[Any], kind: type[_Body]) -> _Body:
 
 
 def _turns(turns: list[Turn]) -> list[ChatMessage]:
+    check_num_messages(len(turns))
     for turn in turns:
         _check_unsupported(turn)
     return [ChatMessage(role=turn.role, content=_content(turn.content), name=turn.name) for turn in turns]

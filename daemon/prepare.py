@@ -14,7 +14,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon.files import file_lock, put_in_place, scratch_directory, verify_sha256
+from pagedd.daemon.files import file_lock, put_in_place, read_regular, scratch_directory, verify_sha256
 from pagedd.daemon.gguf_metadata import read_metadata
 from pagedd.daemon.gguf_tokenizer import build_tokenizer
 from pagedd.daemon.prepared import PreparedModel, load_prepared
@@ -22,6 +22,8 @@ from pagedd.daemon.prepared import PreparedModel, load_prepared
 # Part of each folder's key: raise it when a prepared folder of the same weights would come out otherwise.
 _FORMAT_VERSION = 2
 
+# The largest tokenizer.json that people publish have some tens of MiB.
+_MAX_TEXT_BYTES = 512 << 20
 _CONFIG_FILES = (
     "config.json",
     "generation_config.json",
@@ -176,7 +178,10 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
     """chat_template.jinja before the one in tokenizer_config.json; of several there the one named `default`."""
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        try:
+            return read_regular(path, _MAX_TEXT_BYTES)[0].decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unsupported(folder, f"chat_template.jinja cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -189,7 +194,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, _MAX_TEXT_BYTES)[0])
     except (OSError, ValueError, RecursionError) as error:
         raise _unsupported(folder, f"{name} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -172,7 +172,7 @@ class Allowance:
         """Raises `PageddError("exceeds_quota")`."""
         if priority > self.limits.max_priority:
             message = f"priority = {priority}, its caller may have {self.limits.max_priority}; lower it"
-            raise QuotaRefusal("exceeds_quota", message, limit="priority")
+            raise QuotaRefusal("exceeds_quota", message, limit="priority", field="priority")
 
     def _take(self, hold: Hold, num_tokens: int) -> None:
         """Out of the bucket, or back when negative; what was taken before there was this bucket does not go there."""
@@ -190,20 +190,16 @@ class Allowance:
     def _refuse_impossible(
         self, num_choices: int, num_tokens: int, num_kv_tokens: int, pool_tokens: int, most_tokens: int | None
     ) -> None:
-        for name, limit, needed, what in (
-            ("requests", self.limits.max_requests, num_choices, "requests in flight, choices counted; send fewer"),
-            ("tokens", self.limits.tokens_per_minute, num_tokens, "tokens a minute; shorten it, or lower max_tokens"),
-            (
-                "kv",
-                self._kv_tokens(pool_tokens),
-                num_kv_tokens,
-                "tokens of the KV pool; shorten it, or lower max_tokens",
-            ),
+        shorten = "shorten it, or lower max_tokens"
+        for name, limit, needed, what, field in (
+            ("requests", self.limits.max_requests, num_choices, "requests in flight, choices counted; send fewer", "n"),
+            ("tokens", self.limits.tokens_per_minute, num_tokens, f"tokens a minute; {shorten}", "max_tokens"),
+            ("kv", self._kv_tokens(pool_tokens), num_kv_tokens, f"tokens of the KV pool; {shorten}", "max_tokens"),
         ):
             if limit is not None and needed > limit:
                 at_least = "at least " if most_tokens is not None and name != "requests" else ""
                 message = f"the request needs {at_least}{needed}, its caller may have {limit} {what}"
-                raise QuotaRefusal("exceeds_quota", message, limit=name)
+                raise QuotaRefusal("exceeds_quota", message, limit=name, field=field)
 
     def _refuse_excess_in_flight(
         self, new_choices: int, new_kv_tokens: int, num_kv_tokens: int, pool_tokens: int
@@ -226,10 +222,15 @@ class Allowance:
 
 
 class QuotaRefusal(PageddError):
-    """A caller has no room, now or ever. `limit` is which: `requests`, `tokens` (a minute), `kv` or `priority`."""
+    """A caller has no room, now or ever. `limit` is which: `requests`, `tokens` (a minute), `kv` or `priority`.
 
-    def __init__(self, code: str, message: str, *, limit: str, retry_after_s: float | None = None) -> None:
-        super().__init__(code, message, retry_after_s=retry_after_s)
+    `field` is the one of the request to change where it can never have room.
+    """
+
+    def __init__(
+        self, code: str, message: str, *, limit: str, field: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(code, message, field=field, retry_after_s=retry_after_s)
         self.limit = limit
 
 

@@ -30,16 +30,16 @@ class Reloader:
         self._read = read
         self._reloadable = reloadable
 
-    def reload(self) -> list[str]:
-        """Takes over what can be; returns the names of the fields that did. Raises nothing."""
+    def reload(self) -> list[str] | None:
+        """Takes over what can be; returns the names of the fields that did, None for wrong settings. Raises nothing."""
         try:
             wanted = self._read()
         except PageddError as error:
             log.error("nothing is reloaded, the settings stay as they are: %s", error)
-            return []
+            return None
         except Exception:
             log.exception("nothing is reloaded, the settings stay as they are")
-            return []
+            return None
         names = [item.name for item in fields(DaemonConfig)]
         changed = [name for name in names if getattr(wanted, name) != getattr(self.config, name)]
         taken = [name for name in changed if name in self._reloadable]

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, TokenLogprob, Usage
+from pagedd.client.protocol import Accepted, Choice, DaemonMessage, Delta, Done, Failed, Usage, Waking
+from pagedd.daemon.logprob_list import LogprobList
 from pagedd.daemon.text.detokenizer import Detokenizer
 from pagedd.daemon.text.stop_strings import StopMatcher
 from pagedd.daemon.text.tokenizer import TextTokenizer
@@ -26,6 +27,11 @@ class Admitted:
 
     request: Request
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """It waits until the engine is awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class ClientGone:
     """Nobody is left to hear anything."""
 
 
-Event = Admitted | Produced | Broken | Cancelled | ClientGone
+Event = Held | Admitted | Produced | Broken | Cancelled | ClientGone
 
 # Actions: what its owner has to do.
 
@@ -146,6 +152,8 @@ class LiveRequest:
         if self.has_ended:
             return []
         match event:
+            case Held():
+                return [Send(Waking(id=self.id, request_id=self.request_id))]
             case Admitted(request, model):
                 self.model = model
                 return self._admitted(request)
@@ -236,7 +244,7 @@ class _ChoiceText:
     min_tokens: int
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: LogprobList | None = None  # those that are not in deltas
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_sent_tokens: int = 0  # token_ids [0, num_sent) and texts [0, num_sent_texts) are in deltas already
@@ -272,7 +280,7 @@ class _ChoiceText:
             index=self.index,
             text=text,
             token_ids=self.token_ids[start:],
-            logprobs=None if self.logprobs is None else self.logprobs[start:],
+            logprobs=None if self.logprobs is None else self.logprobs.take(),
             finish_reason=self.finish_reason,
         )
 
@@ -283,7 +291,7 @@ class _ChoiceText:
             token_ids=self.token_ids,
             finish_reason=self.finish_reason or "abort",
             stop_reason=self.stop_reason,
-            logprobs=self.logprobs,
+            logprobs=None if self.logprobs is None else self.logprobs.take() or None,
         )
 
     def _push_text(self, text: str) -> bool:
@@ -311,8 +319,5 @@ class _ChoiceText:
 
     def _add_logprob(self, token_id: int, at: TokenLogprobs) -> None:
         if self.logprobs is None:
-            self.logprobs = []
-        top = [(other, self.token_text(other), logprob) for other, logprob in at.top]
-        self.logprobs.append(
-            TokenLogprob(token_id=token_id, token=self.token_text(token_id), logprob=at.logprob, top=top)
-        )
+            self.logprobs = LogprobList(self.token_text)
+        self.logprobs.append(token_id, at)

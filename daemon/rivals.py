@@ -4,10 +4,13 @@ Owns the judgement and its calm: a device that has just become free may be wante
 seconds. `device_use.py` gives the device up and takes it back; when to look is `server.py`'s.
 """
 
+import grp
 import logging
 import os
+import pwd
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import psutil
 
@@ -23,12 +26,33 @@ CALM_S = 10.0
 # In between, the half-loaded weights of the daemon's own engine would count as somebody else's memory.
 _JUDGED_STATES = frozenset({EngineState.READY, EngineState.STALLED, EngineState.ASLEEP})
 _GIB = 1 << 30
+_INIT = Path("/proc/1/comm")
+# A file for each user who is logged in (systemd-logind).
+_SESSIONS = Path("/run/systemd/users")
 
 
 def running_programs() -> Iterable[str]:
-    """Names of the processes of this machine, as far as this user may see them."""
-    for process in psutil.process_iter(["name"]):
-        yield str(process.info["name"] or "")
+    """Names of the processes of this machine, as far as this user may see them, that `_counts`."""
+    for process in psutil.process_iter(["name", "uids"]):
+        uids = process.info["uids"]
+        if uids is not None and _counts(uids.real):
+            yield str(process.info["name"] or "")
+
+
+def _counts(uid: int) -> bool:
+    """Anybody may give a program any name: only root's count, the daemon's own, its group's and of who is logged in."""
+    if uid in (0, os.geteuid()) or (_SESSIONS / str(uid)).exists():
+        return True
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(os.getegid())
+    except KeyError:
+        return False
+    return user.pw_gid == group.gr_gid or user.pw_name in group.gr_mem
+
+
+def sees_others() -> bool:
+    """False where the kernel hides other users' processes, as it does for the unit on a CPU (`ProtectProc=`)."""
+    return reading(_INIT.read_bytes) is not None
 
 
 class Rivals:
@@ -46,6 +70,11 @@ class Rivals:
         programs: Callable[[], Iterable[str]] = running_programs,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if config.yield_to and not sees_others():
+            log.warning(
+                "yield_to sees this user's own programs alone: others' are hidden; a drop-in with ProtectProc=default "
+                "shows them (docs/service.md)"
+            )
         self._names = {os.path.basename(name).lower() for name in config.yield_to}
         self._floor_bytes = None if config.yield_below_gib is None else config.yield_below_gib * _GIB
         self._load_nvml = load_nvml

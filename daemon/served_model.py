@@ -1,4 +1,4 @@
-"""The served model as the front sees it: its name, its facts, and prompts as token ids.
+"""The served model as the front sees it: its name, its facts, prompts as token ids and ids as text.
 
 Owns where text is tokenized: short prompts in the event loop, long ones and chats in threads beside it. What a prompt
 may hold is `admission.py`'s, how it becomes ids `text/`'s.
@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -16,8 +17,11 @@ from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.text.chat_template import ChatTemplate
 from pagedd.daemon.text.tokenizer import TextTokenizer
 
+T = TypeVar("T")
+
 # Shorter texts are tokenized where they arrive: a thread would cost more than the work.
 _INLINE_TEXT_CHARS = 2048
+_INLINE_TOKENS = 1024
 _MAX_THREADS = 2
 
 
@@ -35,7 +39,8 @@ class ServedModel:
         Raises `PageddError("unsupported_model")` for a tokenizer that cannot be handled exactly.
         """
         self.prepared = load_prepared(folder)
-        self.name = name or self.prepared.name
+        # A file's name may hold anything.
+        self.name = name or "".join(char if char.isprintable() else "?" for char in self.prepared.name)
         self.tokenizer = TextTokenizer(folder, self.prepared)
         token_ids = range(self.tokenizer.vocab_size)
         self.max_token_bytes = max(1, *(len(self.tokenizer.token_bytes(token_id)) for token_id in token_ids))
@@ -58,6 +63,14 @@ class ServedModel:
 
         return encode() if len(text) <= _INLINE_TEXT_CHARS else await _in(self._text_threads, encode)
 
+    async def text_of(self, token_ids: list[int]) -> str:
+        """Control tokens are spelled out."""
+
+        def decode() -> str:
+            return self.tokenizer.decode(token_ids, skip_special=False)
+
+        return decode() if len(token_ids) <= _INLINE_TOKENS else await _in(self._text_threads, decode)
+
     async def retire(self) -> None:
         """`close`, once what is in the threads has ended."""
         for threads in (self._text_threads, self._chat_threads):
@@ -71,5 +84,5 @@ class ServedModel:
         self._chat_template.close()
 
 
-async def _in(threads: ThreadPoolExecutor, work: Callable[[], list[int]]) -> list[int]:
+async def _in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import uvloop
-import zmq
 
 from pagedd.client.endpoints import Endpoints, client_endpoints, server_endpoints
 from pagedd.client.errors import PageddError
@@ -27,6 +26,7 @@ from pagedd.daemon import fatal_trace, logs, systemd
 from pagedd.daemon.activation import Inherited, inherited_sockets
 from pagedd.daemon.advice_metrics import AdviceCollector
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.core_files import forbid_core_files
 from pagedd.daemon.engine_host import EngineHost
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.engine_watch import SilenceLimits
@@ -36,6 +36,7 @@ from pagedd.daemon.http_connection import raise_descriptor_limit
 from pagedd.daemon.logind import Logind
 from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.model_loading import Candidate, find_model
+from pagedd.daemon.models import find_weights
 from pagedd.daemon.power import Power, Speed
 from pagedd.daemon.reload import Reloader
 from pagedd.daemon.restart_policy import RestartPolicy
@@ -44,6 +45,7 @@ from pagedd.daemon.runtime_dir import RuntimeLock
 from pagedd.daemon.service import Service
 from pagedd.daemon.telemetry import Reading, Telemetry, TelemetryCollector
 from pagedd.daemon.zmq_api import ZmqApi
+from pagedd.engine.info import EngineInfo
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,9 @@ def run(config: DaemonConfig, read_config: Callable[[], DaemonConfig]) -> None:
     """
     logs.setup(config.log_level, config.log_format)
     fatal_trace.arm()
+    forbid_core_files()
     raise_descriptor_limit()
+    find_weights(config.model)  # a name that is none is refused before anything listens
     uvloop.run(serve(config, read_config))
 
 
@@ -113,6 +117,7 @@ class Daemon:
         self._had_terminal = has_terminal()
         self._stop_requested = asyncio.Event()
         self._was_ready = False
+        self._greeted: EngineInfo | None = None  # of the last engine that was said to be ready
 
     async def run(self) -> None:
         """Returns after a signal and a drain. Raises `PageddError` when model or engine cannot be had."""
@@ -135,12 +140,15 @@ class Daemon:
         try:
             for api in self._apis:
                 await api.start()
-        except (OSError, zmq.ZMQError) as error:
-            why = f"{error.strerror or error}; choose another runtime_dir or http_port"
-            raise PageddError("invalid_setting", f"a socket cannot be opened: {why}") from error
+        except OSError as error:
+            why = f"{self._endpoints.directory}: a socket cannot be opened: {error.strerror or error}"
+            raise PageddError("invalid_setting", f"{why}; choose another runtime_dir", field="runtime_dir") from error
         log.info("listening in %s", self._endpoints.directory)
         if self._config.http_port is not None:
-            log.info("listening on %s, port %d, with API keys", self._config.http_host, self._config.http_port)
+            with_tls = "" if self._config.tls_cert_file is None else " and TLS"
+            log.info(
+                "listening on %s, port %d, with API keys%s", self._config.http_host, self._config.http_port, with_tls
+            )
         systemd.notify(f"STATUS={self._host.describe()}")
 
         tasks = [
@@ -188,12 +196,16 @@ class Daemon:
         if host.failure is not None:
             raise host.failure
         systemd.notify(f"STATUS={host.describe()}")
+        if host.state is EngineState.READY and host.info is not self._greeted:
+            self._greeted = host.info
+            self._say_ready()
         if host.state is EngineState.READY and not self._was_ready:
             self._was_ready = True
             # What loading made is here to stay; collections need not walk it again.
             gc.freeze()
             systemd.notify("READY=1")
-            self._greet()
+            if sys.stdout.isatty():
+                print(how_to_talk(self._endpoints), flush=True)
 
     async def _tell_systemd_while_loading(self) -> None:
         """A load or a download may take minutes without a word, and systemd would give up."""
@@ -253,7 +265,7 @@ class Daemon:
         info = self._host.info
         return self._telemetry.read(self._host.pid, info.device if info is not None else None)
 
-    def _greet(self) -> None:
+    def _say_ready(self) -> None:
         info, model = self._host.info, self._service.model
         if info is None or model is None:
             return
@@ -261,8 +273,6 @@ class Daemon:
             "ready: %s on %s, %s, %d KV blocks of %d tokens, up to %d tokens a request",
             model.name, info.device_name, info.dtype, info.num_blocks, info.block_size, info.max_request_tokens,
         )  # fmt: skip
-        if sys.stdout.isatty():
-            print(how_to_talk(self._endpoints), flush=True)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -276,11 +286,31 @@ class Daemon:
             self._on_signal(signal.SIGHUP)
             return
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        outcome = self._reload()
+        self._service.events.add("reload", outcome)
+        systemd.notify(f"STATUS={self._host.describe()}; reload: {outcome}")
+        if self._was_ready:
+            systemd.notify("READY=1")
+
+    def _reload(self) -> str:
+        """What came of it, in words that everybody may read."""
+        self._service.reopen_logs()
         taken = self._reloader.reload()
-        self._http.reload_keys()
-        what = f"taken over: {', '.join(taken)}" if taken else "no setting was taken over; the log says why"
-        self._service.events.add("reload", what)
-        systemd.notify("READY=1" if self._was_ready else f"STATUS={self._host.describe()}")
+        parts = [] if taken is not None else ["the settings are wrong and stay as they are; the log says why"]
+        files: dict[str, Callable[[], bool]] = {
+            "API keys": lambda: self._http.reload_keys(self._reloader.config.quota.key),
+            "TLS certificate": self._http.reload_certificate,
+        }
+        for what, reread in files.items():
+            try:
+                if reread():
+                    taken = [*(taken or ()), what]
+            except PageddError as error:
+                log.error("reload: %s as before: %s", what, error)
+                parts.append(f"{what} as before, what is there now cannot be used; the log says why")
+        if taken:
+            parts.insert(0, f"taken over: {', '.join(taken)}")
+        return "; ".join(parts) or "nothing has changed that can be taken over"
 
     def _set_log_level(self, config: DaemonConfig) -> None:
         logs.set_level(config.log_level)

@@ -33,6 +33,7 @@ from pagedd.daemon.request_log import RequestLog
 from pagedd.daemon.requests import Broken, Cancelled, ClientGone, LiveRequest, Phase, Produced
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.telemetry import Reading
+from pagedd.daemon.text_questions import TextQuestions
 from pagedd.daemon.tracing import Tracing
 from pagedd.daemon.wall_clock import unix_s
 from pagedd.engine.freed_memory import return_freed_memory
@@ -51,6 +52,7 @@ class Service:
         events: what happened lately, for the statistics.
         metering: who may have how much, and what it costs.
         doctor: what should be changed.
+        text: questions that need no engine.
     """
 
     def __init__(self, config: DaemonConfig, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,6 +65,7 @@ class Service:
         self.model: ServedModel | None = None
         self.started_s = time.monotonic()
         self.started_unix_s = int(unix_s())
+        self.max_prompts_per_request = config.max_prompts_per_request
         self._config = config
         self._suspects = poison.Suspects()
         self._crash_reports = CrashReports(state_directory() / "crashes")
@@ -70,8 +73,11 @@ class Service:
         self._is_draining = False
         self._ready_since_s = time.monotonic()
         self._engine_figures = EngineCollector(lambda: host.stats, lambda: host.info, lambda: host.has_fallen_back)
+        # Until the model is known by its own.
+        self._engine_figures.model_name = config.served_model_name or config.model
         self.metrics = Metrics(self._engine_figures)
         self._request_log = RequestLog(config.request_log)
+        self._request_log.announce()
         self._tracing = None if config.otel_endpoint is None else Tracing(config.otel_endpoint)
         self._live = LiveRequests(
             host, self.metrics, self.metering, self.events, self._suspects, self._on_request_ended
@@ -80,6 +86,7 @@ class Service:
         self._intake = Intake(
             config, host, self._live, self.metering, self.doctor, self._suspects, self.served_model, self.device.wake
         )
+        self.text = TextQuestions(config, self.metering, self.served_model, self._intake.check_queue)
         host.on_preempted = self._on_preempted
         host.on_outputs = self._on_outputs
         host.on_refused = self._on_refused
@@ -102,6 +109,10 @@ class Service:
         self._engine_figures.model_name = model.name
         self.model = model
         self.events.add("model", f"serves {model.name}")
+
+    def reopen_logs(self) -> None:
+        """The file of the request log may have been moved away."""
+        self._request_log.close()
 
     def begin_drain(self) -> None:
         """Takes no new request; those that run go on."""
@@ -200,8 +211,6 @@ class Service:
             self.host.set_priority(request_id, priority)
         return True
 
-    # Text
-
     @property
     def max_request_tokens(self) -> int:
         """Prompt and output of the longest request that can be served, as far as that is known without an engine."""
@@ -216,20 +225,6 @@ class Service:
             self.host.check_ready()
             raise PageddError("engine_loading", f"{self.host.describe()}; try again shortly")
         return self.model
-
-    async def tokenize(self, message: Generate | Chat) -> list[int]:
-        """The prompt's ids, as a request with the same fields would have them. Raises `PageddError`."""
-        model = self.served_model()
-        admission.check_message(message, model.name)
-        if (info := self.host.info) is not None:
-            admission.check_text_length(message, model.max_token_bytes, info)
-        return await model.prompt_token_ids(message)
-
-    def detokenize(self, token_ids: list[int]) -> str:
-        """Text of `token_ids`, control tokens spelled out. Raises `PageddError("token_out_of_vocabulary")`."""
-        tokenizer = self.served_model().tokenizer
-        admission.check_vocabulary("tokens", token_ids, tokenizer.vocab_size)
-        return tokenizer.decode(token_ids, skip_special=False)
 
     # State
 

@@ -6,8 +6,6 @@ are in `config.py`.
 
 import argparse
 import difflib
-import os
-import stat
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pagedd.client.errors import PageddError
+from pagedd.daemon.files import read_regular, reason
 from pagedd.daemon.setting import (
     ENVIRONMENT_PREFIX,
     KINDS,
@@ -29,6 +28,8 @@ from pagedd.daemon.setting import (
 )
 
 D = TypeVar("D", bound=DataclassType)
+
+_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,22 +173,14 @@ def _from_environment(
 
 def _read_toml(file: Path, *, required: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(_read_regular(file).decode("utf-8"))
+        return tomllib.loads(read_regular(file, _MAX_FILE_BYTES)[0].decode("utf-8"))
     except FileNotFoundError:
         if not required:
             return {}
         raise PageddError("invalid_setting", f"config = {file}: there is no such file", field="config") from None
     except (OSError, ValueError, RecursionError) as error:
         # ValueError: no TOML, no UTF-8, or an integer of too many digits.
-        raise PageddError("invalid_setting", f"config = {file}: {shown(error)}", field="config") from error
-
-
-def _read_regular(file: Path) -> bytes:
-    """What the file holds. A pipe under its name, which might never end, is an `OSError`."""
-    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise OSError("it is no regular file")
-        return opened.read()
+        raise PageddError("invalid_setting", f"config = {file}: {shown(reason(error))}", field="config") from error
 
 
 @dataclass(frozen=True, slots=True)

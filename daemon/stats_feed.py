@@ -10,14 +10,14 @@ import contextlib
 import logging
 from pathlib import Path
 
-import zmq
-
 from pagedd.client.protocol import encode
 from pagedd.client.stats_frame import StatsFrame
-from pagedd.daemon import activation
+from pagedd.daemon import zmtp
+from pagedd.daemon.activation import Inherited
 from pagedd.daemon.runtime_dir import REQUESTS_MODE
 from pagedd.daemon.service import Service
-from pagedd.daemon.zmq_connections import ConnectionMonitor
+from pagedd.daemon.zmq_server import Handler, HeldBytes, Peer, Server
+from pagedd.daemon.zmtp import SocketKind, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ INTERVAL_S = 0.25
 SATURATED_INTERVAL_S = 2.0
 # Busy share of all cores together from which on they are taken for saturated, and below which not any more.
 _SATURATED_PERCENT, _RELIEVED_PERCENT = 90.0, 75.0
-# Two pictures under way for each subscriber; a third is dropped. Subscribers keep only the newest (CONFLATE).
-_SEND_HIGH_WATER = 2
-# Other work of the event loop gets its turn after so many subscriptions.
-_MAX_MESSAGES_A_TURN = 64
+# To everything is the one topic that gets pictures.
+_MAX_TOPICS, _MAX_TOPIC_BYTES = 4, 64
+# A subscription is short; nothing else is expected from this side.
+KIND = SocketKind(b"PUB", peers=frozenset({b"SUB", b"XSUB"}), max_message_bytes=1 + _MAX_TOPIC_BYTES, max_frames=1)
 
 
 class Pace:
@@ -48,48 +48,55 @@ class Pace:
         return SATURATED_INTERVAL_S if self._is_saturated else INTERVAL_S
 
 
-class StatsFeed:
-    """Publishes `service.stats_frame(blocks=True)` on an XPUB socket. `connections` are those to it."""
+class StatsFeed(Handler):
+    """Publishes `service.stats_frame(blocks=True)` to whoever subscribes at `path`."""
 
-    def __init__(
-        self,
-        service: Service,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        path: Path,
-        inherited: activation.Inherited,
-    ) -> None:
-        """Binds `path`. Raises `zmq.ZMQError` when it is taken."""
+    def __init__(self, service: Service, path: Path, held: HeldBytes) -> None:
         self._service = service
-        self._topics: set[bytes] = set()
+        self._topics: dict[Peer, set[bytes]] = {}  # of those that have any
         self._has_subscribers = asyncio.Event()
         self._newcomer = asyncio.Event()
         self._pace = Pace()
         self._loop = asyncio.get_running_loop()
-        self._turn: asyncio.Handle | None = None
-        self._socket = context.socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER)
-        # Each subscription is told, also to a topic that has subscribers: a newcomer should not wait for its picture.
-        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        # A subscription is short; nothing else is expected from this side.
-        self._socket.setsockopt(zmq.MAXMSGSIZE, 1024)
-        self.connections = ConnectionMonitor(self._socket, path)
-        activation.bind(self._socket, path, REQUESTS_MODE, inherited)
-        self._loop.add_reader(self._socket.fileno(), self._read_subscriptions)
-        self._loop.add_reader(self.connections.fileno(), self.connections.read)
-        # A descriptor tells of what comes after the last look, so there must be a first one.
-        self._read_subscriptions()
-        self.connections.read()
+        self._server = Server(KIND, path, self, held)
         self._publisher = self._loop.create_task(self._publish(), name="stats feed")
+
+    async def start(self, inherited: Inherited) -> None:
+        """Raises `OSError`."""
+        await self._server.start(REQUESTS_MODE, inherited)
 
     async def close(self) -> None:
         self._publisher.cancel()
         await asyncio.wait([self._publisher])
-        if self._turn is not None:
-            self._turn.cancel()
-        self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_reader(self.connections.fileno())
-        self.connections.close()
-        self._socket.close(linger=0)
+        await self._server.close(linger_s=0)
+
+    def on_subscription(self, peer: Peer, subscription: Subscription) -> None:
+        topics = self._topics.setdefault(peer, set())
+        if subscription.is_wanted:
+            topics.add(subscription.topic)
+            # It should not wait for its picture.
+            self._newcomer.set()
+        else:
+            topics.discard(subscription.topic)
+        if len(topics) > _MAX_TOPICS or len(subscription.topic) > _MAX_TOPIC_BYTES:
+            log.warning(
+                "a subscriber of %s is closed: over %d topics, or one of over %d bytes",
+                peer.caller.name, _MAX_TOPICS, _MAX_TOPIC_BYTES,
+            )  # fmt: skip
+            peer.end()
+        if not topics:
+            del self._topics[peer]
+        self._look_for_subscribers()
+
+    def on_gone(self, peer: Peer) -> None:
+        self._topics.pop(peer, None)
+        self._look_for_subscribers()
+
+    def _look_for_subscribers(self) -> None:
+        if self._topics:
+            self._has_subscribers.set()
+        else:
+            self._has_subscribers.clear()
 
     async def _publish(self) -> None:
         while True:
@@ -100,34 +107,17 @@ class StatsFeed:
                 frame = await self._service.stats_frame(blocks=True)
                 info = self._service.host.info
                 interval_s = frame.interval_s = self._pace.interval_s(frame, info.device if info is not None else None)
-                self._socket.send(encode(frame), zmq.NOBLOCK)
-            except zmq.Again:
-                pass  # XPUB drops for slow subscribers; this is a queue that is full for all
+                self._send(encode(frame))
             except Exception:
                 # The next picture may be fine, and nobody's request depends on this one.
                 log.exception("a stats frame could not be made")
-            # Sending may have taken the notice of a subscription with it.
-            self._read_subscriptions()
             await asyncio.sleep(max(0.0, begun_s + INTERVAL_S - self._loop.time()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(begun_s + interval_s):
                     await self._newcomer.wait()
 
-    def _read_subscriptions(self) -> None:
-        """XPUB hears `\\x01topic` for each subscriber of a topic and `\\x00topic` when the last is gone."""
-        for _ in range(_MAX_MESSAGES_A_TURN):
-            try:
-                message = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if message[:1] == b"\x01":
-                self._topics.add(message[1:])
-                self._newcomer.set()
-            elif message[:1] == b"\x00":
-                self._topics.discard(message[1:])
-        else:
-            self._turn = self._loop.call_soon(self._read_subscriptions)
-        if self._topics:
-            self._has_subscribers.set()
-        else:
-            self._has_subscribers.clear()
+    def _send(self, frame: bytes) -> None:
+        encoded = zmtp.message([frame])
+        for peer, topics in self._topics.items():
+            if any(map(frame.startswith, topics)):
+                peer.send_newest(encoded)

@@ -1,6 +1,6 @@
 """The ZeroMQ API: `pagedd.sock` for everyone in the group, `admin.sock` for the owner, `stats.sock` to watch.
 
-Owns what each message does and who may send it. Sockets and peers are `zmq_router.py`'s, the messages
+Owns what each message does and who may send it. Connections are `zmq_server.py`'s, the messages
 `pagedd.client.protocol`'s, and the work is done by `service.py`. Every message that can be answered is answered.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from pagedd.client.endpoints import Endpoints
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import (
+    MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Cancel,
     Chat,
@@ -43,14 +43,20 @@ from pagedd.daemon.openai_schema import decoding_error
 from pagedd.daemon.runtime_dir import ADMIN_MODE, REQUESTS_MODE
 from pagedd.daemon.service import Service
 from pagedd.daemon.stats_feed import StatsFeed
-from pagedd.daemon.zmq_connections import ConnectionMonitor
-from pagedd.daemon.zmq_memory import MemoryWatch
-from pagedd.daemon.zmq_router import MAX_BACKLOG_BYTES, Peer, RouterSocket
+from pagedd.daemon.zmq_server import MAX_BACKLOG_BYTES, MAX_HELD_BYTES, Handler, HeldBytes, Peer, Server
+from pagedd.daemon.zmtp import SocketKind
 
 log = logging.getLogger(__name__)
 
 ID_MAX_CHARS = 128
 ID = Limit("id", "Chosen by the client, unique among its live requests.", max_chars=ID_MAX_CHARS)
+# Two frames are a message, and a few more are refused in words.
+KIND = SocketKind(
+    b"ROUTER",
+    peers=frozenset({b"DEALER", b"REQ", b"ROUTER"}),
+    max_message_bytes=len(PROTOCOL_VERSION) + MAX_MESSAGE_BYTES,
+    max_frames=8,
+)
 # How long the last messages may take to leave when the daemon stops.
 _LINGER_S = 1.0
 _MAX_QUESTIONS_UNDER_WAY = 64
@@ -63,93 +69,68 @@ class ZmqApi:
         self._service = service
         self._endpoints = endpoints
         self._inherited = inherited or {}
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._doors: list[_Door] = []
         self._feed: StatsFeed | None = None
-        self._memory_watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Binds and serves. Raises `zmq.ZMQError` when an address is taken."""
-        self._context = zmq.Context()
-        inspection = Inspection(self._service)
+        """Binds and serves. Raises `OSError` when an address is taken."""
+        inspection, held = Inspection(self._service), HeldBytes(MAX_HELD_BYTES)
         for door, path, mode in (
             (_RequestsDoor, self._endpoints.requests, REQUESTS_MODE),
             (_AdminDoor, self._endpoints.admin, ADMIN_MODE),
         ):
-            self._doors.append(door(self._service, inspection, self._context, path, mode, self._inherited))
-        self._feed = StatsFeed(self._service, self._context, self._endpoints.stats, self._inherited)
-        memory = MemoryWatch([*(door.connections for door in self._doors), self._feed.connections])
-        self._memory_watch = asyncio.create_task(memory.run(), name="memory watch")
+            self._doors.append(door(self._service, inspection, path, held))
+            await self._doors[-1].start(mode, self._inherited)
+        self._feed = StatsFeed(self._service, self._endpoints.stats, held)
+        await self._feed.start(self._inherited)
 
     async def close(self) -> None:
         """Lets the last messages leave for a moment and closes. Clients that do not read cannot delay it further."""
-        if self._memory_watch is not None:
-            self._memory_watch.cancel()
-            await asyncio.wait([self._memory_watch])
         if self._feed is not None:
             await self._feed.close()
         await asyncio.gather(*(door.close() for door in self._doors))
-        if self._context is not None:
-            # It waits for what lingers, so not in the event loop.
-            await asyncio.to_thread(self._context.term)
         self._doors.clear()
-        self._feed = self._context = self._memory_watch = None
+        self._feed = None
 
 
-class _Door:
-    """What both ROUTER sockets do: read messages, answer the ones that are no requests, refuse what is wrong."""
+class _Door(Handler):
+    """What both sockets for messages do: answer the ones that are no requests, refuse what is wrong."""
 
-    def __init__(
-        self,
-        service: Service,
-        inspection: Inspection,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        path: Path,
-        mode: int,
-        inherited: Inherited,
-    ) -> None:
+    def __init__(self, service: Service, inspection: Inspection, path: Path, held: HeldBytes) -> None:
         self._service = service
         self._inspection = inspection
         self._questions: set[asyncio.Task[None]] = set()
-        self._router = RouterSocket(
-            context,
-            path,
-            mode,
-            inherited,
-            on_message=self._on_message,
-            on_gone=self._on_gone,
-            on_too_slow=self._on_too_slow,
-        )
+        # Of each peer that has any, the live requests: its own id -> the daemon's.
+        self._live: dict[Peer, dict[str, str]] = {}
+        self._server = Server(KIND, path, self, held)
 
-    @property
-    def connections(self) -> ConnectionMonitor:
-        return self._router.connections
+    async def start(self, mode: int, inherited: Inherited) -> None:
+        """Raises `OSError`."""
+        await self._server.start(mode, inherited)
 
     async def close(self) -> None:
         questions = list(self._questions)
         for task in questions:
             task.cancel()
         await asyncio.gather(*questions, return_exceptions=True)
-        await self._router.close(_LINGER_S)
+        await self._server.close(_LINGER_S)
 
     def _handle(self, peer: Peer, caller: Caller, message: ClientMessage) -> None:
         """What is particular to a socket. Raises `PageddError`, which is sent back."""
         raise NotImplementedError
 
-    def _on_message(self, peer: Peer, parts: list[bytes]) -> None:
+    def on_message(self, peer: Peer, frames: list[bytes]) -> None:
         message_id = ""
         try:
-            if len(parts) != 2:
-                raise PageddError("malformed_message", f"{len(parts)} frames; send two, version and message")
-            version, payload = parts
+            if len(frames) != 2:
+                raise PageddError("malformed_message", f"{len(frames)} frames; send two, version and message")
+            version, payload = frames
             if version != PROTOCOL_VERSION:
                 spoken = PROTOCOL_VERSION.decode()
                 raise PageddError("protocol_version", f"{version[:32]!r}; this daemon speaks {spoken}")
             message_id = id_of(payload)
             message = decode_message(payload)
             ID.check(message.id)
-            if peer.caller is None:
-                raise PageddError("forbidden", "the kernel does not say who you are; connect through ipc://")
             match message:
                 case Ping():
                     self._send(peer, Pong(id=message.id, version=VERSION, state=self._service.state))
@@ -162,12 +143,13 @@ class _Door:
             self._refuse(peer, message_id, error)
 
     def _refuse(self, peer: Peer, message_id: str, error: PageddError) -> None:
-        log.debug("refused a message of %s: %s", peer.caller, error)
+        log.debug("refused a message of %s: %s", peer.caller, error.code)  # the rest may quote it
         self._send(peer, Failed(id=message_id, code=error.code, message=error.message, field=error.field))
 
     def _send(self, peer: Peer, message: DaemonMessage) -> None:
         # The end of a request must arrive even where its tokens no longer did.
-        self._router.send(peer, encode(message), urgent=isinstance(message, Done | Failed) and message.id in peer.live)
+        is_end = isinstance(message, Done | Failed) and message.id in self._live.get(peer, ())
+        peer.send([PROTOCOL_VERSION, encode(message)], is_urgent=is_end)
 
     def _answer_later(self, peer: Peer, message_id: str, answer: Coroutine[None, None, DaemonMessage]) -> None:
         if len(self._questions) >= _MAX_QUESTIONS_UNDER_WAY:
@@ -194,13 +176,12 @@ class _Door:
         self._service.metrics.failed(error.code)
         self._refuse(peer, message_id, error)
 
-    def _on_gone(self, peer: Peer) -> None:
-        for request_id in list(peer.live.values()):
+    def on_gone(self, peer: Peer) -> None:
+        for request_id in self._live.pop(peer, {}).values():
             self._service.client_gone(request_id)
-        peer.live.clear()
 
-    def _on_too_slow(self, peer: Peer) -> None:
-        for request_id in list(peer.live.values()):
+    def on_too_slow(self, peer: Peer) -> None:
+        for request_id in list(self._live.get(peer, {}).values()):
             self._service.client_too_slow(request_id, f"{peer.backlog_bytes} bytes, limit {MAX_BACKLOG_BYTES},")
 
 
@@ -212,27 +193,32 @@ class _RequestsDoor(_Door):
             case Generate() | Chat():
                 self._start(peer, caller, message)
             case Cancel(id=message_id, target=target):
-                if target not in peer.live:
+                live = self._live.get(peer, {})
+                if target not in live:
                     raise PageddError("request_not_found", f"no live request {target[:ID_MAX_CHARS]!r}", field="target")
-                self._service.cancel(peer.live[target])
+                self._service.cancel(live[target])
                 self._send(peer, Ok(id=message_id))
             case _:
                 raise PageddError("forbidden", "only through admin.sock")
 
     def _start(self, peer: Peer, caller: Caller, message: Generate | Chat) -> None:
-        if message.id in peer.live:
+        if message.id in self._live.get(peer, ()):
             raise PageddError("duplicate_request", f"a live request has id {message.id!r} already", field="id")
 
         def send(answer: DaemonMessage) -> None:
             self._send(peer, answer)
             if isinstance(answer, Done | Failed):
-                peer.live.pop(message.id, None)
-                self._router.settle(peer)
+                self._forget(peer, message.id)
 
         [request_id] = self._service.start([message], caller, send)
         if self._service.is_live(request_id):
-            peer.live[message.id] = request_id
-            self._router.settle(peer)
+            self._live.setdefault(peer, {})[message.id] = request_id
+
+    def _forget(self, peer: Peer, message_id: str) -> None:
+        live = self._live.get(peer, {})
+        live.pop(message_id, None)
+        if not live:
+            self._live.pop(peer, None)
 
 
 class _AdminDoor(_Door):
@@ -246,13 +232,13 @@ class _AdminDoor(_Door):
                 self._answer_later(peer, message_id, self._inspection.evict(message, caller))
                 return
             case Sleep(id=message_id):
-                self._answer_later(peer, message_id, self._sleep(message_id))
+                self._answer_later(peer, message_id, self._sleep(message_id, caller))
                 return
             case Load(id=message_id):
                 self._answer_later(peer, message_id, self._load(message, caller))
                 return
             case Wake(id=message_id):
-                self._service.device.wake()
+                self._service.device.wake(caller)
                 self._send(peer, Ok(id=message_id))
                 return
             case Cancel(id=message_id, target=target):
@@ -269,8 +255,8 @@ class _AdminDoor(_Door):
         await self._service.device.load_model(order.model, order.served_name, caller)
         return Ok(id=order.id)
 
-    async def _sleep(self, message_id: str) -> DaemonMessage:
-        await self._service.device.sleep()
+    async def _sleep(self, message_id: str, caller: Caller) -> DaemonMessage:
+        await self._service.device.sleep(caller)
         return Ok(id=message_id)
 
 

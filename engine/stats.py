@@ -173,10 +173,12 @@ class BlockInfo:
 
 
 class Eviction(NamedTuple):
-    """What became of an evicted prefix: blocks that are free now, those that stay since live sequences use them, and
-    those in files that the disk has not removed, which the next start finds again if they stay.
+    """What became of an evicted prefix: blocks that are free now, those that stay since live sequences use them, those
+    in files that the disk has not removed, which the next start finds again if they stay, and those of other prefixes
+    that went since they lay in the same files.
     """
 
     num_freed: int
     num_kept: int
     num_left_on_disk: int = 0
+    num_beside_on_disk: int = 0

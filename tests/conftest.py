@@ -13,6 +13,10 @@ from pagedd.daemon.models import DEFAULT_MODEL, pull_model
 # A shell starts what it puts into the background with interrupts ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Workers of pytest-xdist share the cores; threads of each would wait for one another. Read when torch is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Triton's kernels run on the CPU, number by number as they are written. Read when triton is imported, whoever does it.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 

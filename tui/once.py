@@ -1,7 +1,7 @@
 """`pagetop --once`: the overview as plain text, for a pipe, a log or a terminal that cannot be drawn on."""
 
 from pagedd.tui.glyphs import Glyphs
-from pagedd.tui.line import Line, text_of
+from pagedd.tui.line import Line, cut, text_of
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.batch import batch_row
 from pagedd.tui.renderables.block_cells import Grid, block_cells, blocks_in_sight, run_cell
@@ -9,7 +9,7 @@ from pagedd.tui.renderables.cache import cache_bar, cache_figures
 from pagedd.tui.renderables.header import Modes
 from pagedd.tui.renderables.header import header_line as page_header
 from pagedd.tui.renderables.machine import machine_row
-from pagedd.tui.renderables.requests import arranged, header_line, request_line
+from pagedd.tui.renderables.requests import arranged, header_line, models_differ, request_line
 from pagedd.tui.renderables.throughput import throughput_row
 from pagedd.tui.state import State
 
@@ -29,8 +29,10 @@ def once_lines(state: State, modes: Modes, width: int, glyphs: Glyphs) -> list[s
     ]
     rows = arranged(state.sequences, "", "age", False)
     lines += [*([(text, "")] for text in map_lines(state, width, MAX_MAP_ROWS, glyphs)), []]
-    lines += [header_line(width, "age", False, glyphs), *(request_line(row, width, glyphs) for row in rows)]
-    return [text_of(line).rstrip() for line in lines]
+    has_models = models_differ(rows)
+    lines.append(header_line(width, "age", False, glyphs, has_models))
+    lines += [request_line(row, width, glyphs, has_models) for row in rows]
+    return [text_of(cut(line, width)).rstrip() for line in lines]
 
 
 def map_lines(state: State, width: int, height: int, glyphs: Glyphs) -> list[str]:

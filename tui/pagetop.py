@@ -2,15 +2,16 @@
 
 import asyncio
 import gc
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from rich.console import RenderableType
+from textual import on
 from textual.app import App, SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.timer import Timer
@@ -29,6 +30,8 @@ from pagedd.tui.widgets.painted import Painting
 
 _TICK_S = 1.0
 _NOTICE_S = 6.0
+# An action that takes longer is said to be under way.
+_PATIENCE_S = 0.5
 
 
 def _blocks() -> View:
@@ -70,7 +73,6 @@ class Pagetop(App[None]):
 
     Args:
         theme: a name of `themes.make_palettes`.
-        record: where to record to from the start.
     """
 
     TITLE = "pagetop"
@@ -90,15 +92,15 @@ class Pagetop(App[None]):
         Binding("t", "next_theme", "Theme", show=False),
         Binding("q", "quit", "Quit", show=False),
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
     ]
 
-    def __init__(self, session: Session, *, theme: str, glyphs: Glyphs, record: Path | None = None) -> None:
+    def __init__(self, session: Session, *, theme: str, glyphs: Glyphs) -> None:
         self.palettes = make_palettes()
         # Under NO_COLOR Textual takes colours out; this has it do so before it makes greys of them.
         super().__init__(driver_class=TerminalDriver, ansi_color=True)
         self.session = session
         self.glyphs = glyphs
-        self._record = record
         for palette in self.palettes.values():
             self.register_theme(palette.theme)
         for name in set(self.available_themes) - set(self.palettes):
@@ -116,11 +118,6 @@ class Pagetop(App[None]):
         return palette.greyed if self._is_grey else palette
 
     def on_mount(self) -> None:
-        if self._record is not None:
-            self.session.start_recording(self._record)
-        # The terminal has to be put back, whoever asks to leave. A hangup keeps its default, which ends the process:
-        # the terminal is gone, and whoever still writes to it may wait for ever.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, None, 128 + signal.SIGTERM)
         self.run_worker(self.session.watch(self._changed), name="frames", exit_on_error=True)
         self._tick()
         # What is here stays: the collector need not look at it again with every frame.
@@ -132,6 +129,12 @@ class Pagetop(App[None]):
             self._age_timer.cancel()
         await self.session.close()
 
+    @on(Driver.SignalResume)
+    def draw_anew(self) -> None:
+        """The terminal was a shell's meanwhile."""
+        self.refresh(layout=True)
+        self.call_after_refresh(self._changed)
+
     def watch_theme(self, theme: str) -> None:
         self._repaint()
 
@@ -139,12 +142,15 @@ class Pagetop(App[None]):
         """Asks the daemon for something, and says what came of it."""
 
         async def acting() -> None:
+            patience = self.set_timer(_PATIENCE_S, lambda: self.notify("the daemon is asked, and has not answered yet"))
             try:
                 done = await action()
             except PageddError as error:
-                self.notify(error.message, title=error.code, severity="error")
+                self._notify_error(error)
             else:
                 self.notify(done)
+            finally:
+                patience.stop()
 
         self.run_worker(acting(), name="action", exclusive=False)
 
@@ -172,13 +178,17 @@ class Pagetop(App[None]):
         if filtering:
             self.call_after_refresh(lambda: self.screen.run_action("filter"))
 
+    def pop_screen(self) -> AwaitComplete:
+        """Textual's palette closes once for each key that does so, also when it is gone already."""
+        return super().pop_screen() if len(self.screen_stack) > 1 else AwaitComplete()
+
     def action_open_request(self) -> None:
         """Opens the request under the cursor."""
-        screen = self.screen
-        sequence = screen.chosen() if isinstance(screen, ActingView) else None
-        if sequence is not None:
-            from pagedd.tui.screens.request import Request
+        from pagedd.tui.screens.request import Request
 
+        screen = self.screen
+        sequence = screen.chosen() if isinstance(screen, ActingView) and not isinstance(screen, Request) else None
+        if sequence is not None:
             self.push_screen(Request(sequence, self.session.state))
 
     def action_help(self) -> None:
@@ -192,19 +202,24 @@ class Pagetop(App[None]):
         self._changed()
 
     def action_record(self) -> None:
-        path = self.session.stop_recording()
-        if path is not None:
-            self.notify(f"recorded in {path}")
-        else:
-            try:
+        try:
+            path = self.session.stop_recording()
+            if path is not None:
+                self.notify(f"recorded in {path}")
+            else:
                 self.notify(f"recording to {self.session.start_recording()}; r ends it")
-            except PageddError as error:
-                self.notify(error.message, title=error.code, severity="error")
+        except PageddError as error:
+            self._notify_error(error)
         self._changed()
 
     def action_next_theme(self) -> None:
         names = list(self.palettes)
         self._set_theme(names[(names.index(self.theme) + 1) % len(names)])
+
+    def _handle_exception(self, error: Exception) -> None:
+        # While it leaves, keys that are still on their way find no widgets any more.
+        if not self._exit:
+            super()._handle_exception(error)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for name in SCREENS_BY_KEY:
@@ -231,6 +246,8 @@ class Pagetop(App[None]):
 
     def _changed(self) -> None:
         """There is something new to show."""
+        if (fault := self.session.take_fault()) is not None:
+            self._notify_error(fault)
         self._follow_age()
         with self._paint():
             for screen in self.screen_stack:
@@ -243,6 +260,9 @@ class Pagetop(App[None]):
         if self.session.is_stale != self._is_grey:
             self._is_grey = self.session.is_stale
             self._repaint()
+
+    def _notify_error(self, error: PageddError) -> None:
+        self.notify(error.message, title=error.code, severity="error")
 
     def _say(self, notice: Notice | None) -> None:
         self.notice = notice

@@ -10,10 +10,12 @@ be enough.
 import asyncio
 import gzip
 import json
+import math
 import struct
 import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import BufferedIOBase
@@ -39,6 +41,7 @@ _FRAME, _ANSWER = range(2)
 _MAX_RECORD_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 4096
 _FLUSH_INTERVAL_S = 1.0
+_LONGEST_SILENCE_S = 10.0
 
 _Answer = TypeVar("_Answer", BlockDetail, Prefixes, RequestText)
 
@@ -73,16 +76,30 @@ class Recorder:
         self._file.write(json.dumps({"format": FORMAT, "pagedd": version("pagedd")}).encode() + b"\n")
 
     def write(self, message: StatsFrame | DaemonMessage, now_s: float) -> None:
+        """Raises `PageddError("invalid_setting")` when the disk is full, and then it is time to `close`."""
         kind = _FRAME if isinstance(message, StatsFrame) else _ANSWER
         payload = encode(message)
-        self._file.write(_RECORD.pack(kind, max(0.0, now_s - self._started_s), len(payload)) + payload)
-        if now_s - self._flushed_s >= _FLUSH_INTERVAL_S:
-            self._file.flush()
-            self._flushed_s = now_s
+        with self._explained():
+            self._file.write(_RECORD.pack(kind, max(0.0, now_s - self._started_s), len(payload)) + payload)
+            if now_s - self._flushed_s >= _FLUSH_INTERVAL_S:
+                self._file.flush()
+                self._flushed_s = now_s
 
     def close(self) -> None:
-        self._file.close()
-        self._raw.close()
+        """Also when the end cannot be written, which raises as `write` does."""
+        with self._explained():
+            try:
+                self._file.close()
+            finally:
+                self._raw.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = f"{self.path}: the recording has ended ({error.strerror}); choose another place"
+            raise PageddError("invalid_setting", reason, field="record") from error
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -91,12 +108,18 @@ def read(path: Path) -> Iterator[Record]:
     Raises `PageddError("invalid_setting")` when it is no recording, or one that this version cannot read.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, and can be read only once
+            _refuse(path, "it is no file")
         raw = path.open("rb")
     except OSError as error:
         raise PageddError("invalid_setting", f"{path}: cannot be read ({error.strerror})", field="replay") from error
     with raw, cast("BufferedIOBase", gzip.GzipFile(fileobj=raw)) as file:
         _check_header(path, file)
+        before_s = 0.0
         while (record := _next_record(path, file)) is not None:
+            if not before_s <= record.at_s < math.inf:
+                _refuse(path, f"a record at {record.at_s} s after one at {before_s} s: the file is damaged")
+            before_s = record.at_s
             yield record
 
 
@@ -104,8 +127,10 @@ def _check_header(path: Path, file: BufferedIOBase) -> None:
     try:
         header = json.loads(file.readline(_MAX_HEADER_BYTES))
         recorded_format, recorded_by = int(header["format"]), str(header["pagedd"])
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         _refuse(path, "it is no recording of pagetop", error)
+    if recorded_format < 1:
+        _refuse(path, "it is no recording of pagetop")
     if recorded_format > FORMAT:
         _refuse(
             path,
@@ -125,6 +150,8 @@ def _next_record(path: Path, file: BufferedIOBase) -> Record | None:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         # The viewer that wrote it was killed: what is whole is shown.
         return None
+    except OSError as error:
+        _refuse(path, f"cannot be read ({error.strerror})", error)
     if len(payload) < length:
         return None
     try:
@@ -138,7 +165,10 @@ def _refuse(path: Path, reason: str, cause: Exception | None = None) -> NoReturn
 
 
 class Replay:
-    """A recording as a source. It answers what was asked while it was recorded; there is nobody to act on."""
+    """A recording as a source. It answers what was asked while it was recorded; there is nobody to act on.
+
+    A long silence, as while the viewer that recorded was stopped, is shown as a shorter one.
+    """
 
     def __init__(self, path: Path, *, speed: float = 1.0, is_loop: bool = False, name: str | None = None) -> None:
         """`speed` 2 shows it in half the time. Raises as `read`, before anything is shown."""
@@ -149,14 +179,17 @@ class Replay:
         self._speed = speed
         self._is_loop = is_loop
         self._answers: dict[str, DaemonMessage] = {}
-        next(read(path), None)
+        if not any(isinstance(record.message, StatsFrame) for record in read(path)):
+            _refuse(path, "it ends before the first picture")
 
     async def updates(self) -> AsyncIterator[Update]:
         while True:
             self._answers.clear()
-            started_s = time.monotonic()
+            due_s, before_s = time.monotonic(), 0.0
             for record in read(self._path):
-                await asyncio.sleep(max(0.0, started_s + record.at_s / self._speed - time.monotonic()))
+                due_s += min(record.at_s - before_s, _LONGEST_SILENCE_S) / self._speed
+                before_s = record.at_s
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 if isinstance(record.message, StatsFrame):
                     yield record.message
                 else:

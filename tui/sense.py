@@ -1,4 +1,4 @@
-"""Whether a frame can be shown at all: its numbers are numbers and its map and block tables fit each other.
+"""Whether a message can be shown at all: its numbers are numbers, a frame's map and block tables fit each other.
 
 A daemon of this project sends no other, but another program may listen in its place, and a recording may be damaged.
 Everything behind this check may rely on it.
@@ -6,26 +6,47 @@ Everything behind this check may rely on it.
 
 from collections.abc import Iterator
 
+from pagedd.client.questions import BlockDetail, Prefixes, RequestText
 from pagedd.client.stats_frame import BlockMap, StatsFrame
 
 # Far beyond any figure; what is under it can be formatted, added and rounded.
 _MAX_NUMBER = 1e18
 _MAX_TIME_S = 1e11
+# A picture that is due later than that would never be late.
+_MAX_INTERVAL_S = 60.0
 
 
-def nonsense(frame: StatsFrame) -> str | None:
-    """Why this frame cannot be shown; None when it can."""
-    for name, value in _numbers(frame):
+def nonsense(message: StatsFrame | BlockDetail | Prefixes | RequestText) -> str | None:
+    """Why this frame, or this answer, cannot be shown; None when it can."""
+    for name, value in _numbers(message):
         # Written so that NaN, which compares with nothing, is one as well.
         if value is not None and not -_MAX_NUMBER < value < _MAX_NUMBER:
             return f"{name} is {value}"
+    return _misfit(message) if isinstance(message, StatsFrame) else None
+
+
+def _numbers(message: StatsFrame | BlockDetail | Prefixes | RequestText) -> Iterator[tuple[str, float | None]]:
+    match message:
+        case StatsFrame():
+            yield from _numbers_of_frame(message)
+        case BlockDetail():
+            yield "last_use_s", message.last_use_s
+        case Prefixes():
+            yield from (("a prefix's age_s", node.age_s) for node in message.nodes)
+        case RequestText():
+            pass  # has none
+
+
+def _misfit(frame: StatsFrame) -> str | None:
+    if not 0 < frame.interval_s < _MAX_INTERVAL_S:
+        return f"interval_s is {frame.interval_s}"
     for name, time_s in (("time_s", frame.time_s), *(("an event's time_s", event.time_s) for event in frame.events)):
         if not 0 <= time_s < _MAX_TIME_S:
             return f"{name} is {time_s}"
-    return None if frame.blocks is None else _misfit(frame, frame.blocks)
+    return None if frame.blocks is None else _misfit_of_blocks(frame, frame.blocks)
 
 
-def _numbers(frame: StatsFrame) -> Iterator[tuple[str, float | None]]:
+def _numbers_of_frame(frame: StatsFrame) -> Iterator[tuple[str, float | None]]:
     yield "uptime_s", frame.uptime_s
     yield from frame.figures.items()
     for row in frame.requests:
@@ -41,7 +62,7 @@ def _numbers(frame: StatsFrame) -> Iterator[tuple[str, float | None]]:
             yield from ((f"the memory of {name!r}", held) for name, held in device.others)
 
 
-def _misfit(frame: StatsFrame, blocks: BlockMap) -> str | None:
+def _misfit_of_blocks(frame: StatsFrame, blocks: BlockMap) -> str | None:
     num_blocks = len(blocks.states)
     if blocks.block_size < 1:
         return f"block_size is {blocks.block_size}"

@@ -7,6 +7,7 @@ is called when there is something new.
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ class Session:
         self.clock = clock
         self.is_paused = False
         self._recorder: Recorder | None = None
+        self._fault: PageddError | None = None
         self._asked: set[str] = set()
         self._preview_task: asyncio.Task[None] | None = None
         self._next_previews_s = 0.0
@@ -60,9 +62,13 @@ class Session:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Takes in what the source has until it has no more; `changed` is called when the picture is another one."""
-        async for update in self.source.updates():
-            if self.take(update):
-                changed()
+        try:
+            async for update in self.source.updates():
+                if self.take(update):
+                    changed()
+        except PageddError as error:  # a recording that is damaged from here on
+            self.state.lose(Link("ended", error.message))
+            changed()
 
     def take(self, update: Update) -> bool:
         """Whether the picture is another one now. What is recorded does not depend on it."""
@@ -100,7 +106,10 @@ class Session:
         return path
 
     def stop_recording(self) -> Path | None:
-        """Closes the file; None when there is none."""
+        """Closes the file; None when there is none.
+
+        Raises `PageddError("invalid_setting")` when its end cannot be written.
+        """
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
@@ -108,8 +117,16 @@ class Session:
         recorder.close()
         return recorder.path
 
+    def take_fault(self) -> PageddError | None:
+        """What ended the recording, for whoever tells; once."""
+        fault, self._fault = self._fault, None
+        return fault
+
     async def close(self) -> None:
-        self.stop_recording()
+        try:
+            self.stop_recording()
+        except PageddError as error:
+            self._fault = error
         if self._preview_task is not None:
             self._preview_task.cancel()
         await self.source.close()
@@ -124,6 +141,9 @@ class Session:
         return self._kept(await self.source.text(request_id), text_question(request_id))
 
     def _kept(self, answer: _Answer, question: str) -> _Answer:
+        """Raises `PageddError("malformed_message")` for an answer that cannot be shown."""
+        if (reason := nonsense(answer)) is not None:
+            raise PageddError("malformed_message", f"an answer that makes no sense: {reason}")
         if self._recorder is not None:
             self._record(msgspec.structs.replace(answer, id=question))
         return answer
@@ -132,9 +152,11 @@ class Session:
         assert self._recorder is not None
         try:
             self._recorder.write(message, self.clock())
-        except OSError:
-            # A full disk ends the recording, which the header shows; watching goes on.
-            self.stop_recording()
+        except PageddError as error:
+            # A full disk ends the recording; watching goes on.
+            self._fault = error
+            with suppress(PageddError):
+                self.stop_recording()
 
     def _learn_previews(self, frame: StatsFrame) -> None:
         """Asks for the first words of requests that were not asked for yet, at most once a second."""

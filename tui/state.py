@@ -53,7 +53,9 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How the source of frames is. `error` says why it is `lost`; the next try is in `retry_s`."""
+    """How the source of frames is. `error` says why it is `lost`, or `ended` too early; the next try is in
+    `retry_s`.
+    """
 
     state: str = "connecting"  # live, lost, ended (a replay that is over)
     error: str = ""

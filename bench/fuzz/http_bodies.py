@@ -1,5 +1,7 @@
 """The JSON bodies of the HTTP API, up to the checks that need no model."""
 
+from functools import partial
+
 from pagedd.bench.fuzz.target import Target, check_refusal
 from pagedd.client.error_body import error_body
 from pagedd.client.errors import PageddError
@@ -13,15 +15,17 @@ from pagedd.daemon.openai_schema import (
     tokenize_request,
 )
 
+_MAX_PROMPTS = 128
+
 
 def read(data: bytes) -> None:
-    for parse in (completion_request, chat_request):
+    for parse in (partial(completion_request, max_prompts=_MAX_PROMPTS), chat_request):
         try:
             messages = parse(data).messages
             for message in messages:
                 check_message(message, "served")
-            check_num_choices(messages, 128)
-            IgnoredFields().note(data, ChatBody.__struct_fields__)
+            check_num_choices(messages, _MAX_PROMPTS)
+            IgnoredFields().note(data, ChatBody.__struct_fields__, "uid:0")
         except PageddError as error:
             _refuse(error)
     try:

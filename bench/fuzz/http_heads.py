@@ -9,7 +9,7 @@ from aiohttp import web
 from pagedd.bench.fuzz.target import Target
 from pagedd.client.errors import PageddError
 from pagedd.daemon.http_api import MAX_HEADER_BYTES, error_response
-from pagedd.daemon.http_connection import ConnectionCount, HttpConnection
+from pagedd.daemon.http_connection import HttpConnection, OpenConnections
 
 # What a request may take of the event loop before its answer is out.
 _TURNS = 12
@@ -76,7 +76,7 @@ class _Front:
         pipe = _Pipe()
         connection = HttpConnection(
             self._server,
-            ConnectionCount(1),
+            OpenConnections(1),
             _refuse,
             access_log=None,
             max_line_size=MAX_HEADER_BYTES,

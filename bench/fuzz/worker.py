@@ -10,15 +10,20 @@ import os
 import sys
 
 import atheris
+import psutil
 
 with atheris.instrument_imports(include=["pagedd"]):
     from pagedd.bench.fuzz.targets import TARGETS
 
 from pagedd.daemon.parent import die_with_parent
-from pagedd.daemon.zmq_memory import resident_bytes
 
 # libFuzzer keeps what it found interesting, and Python its arenas.
 MAX_GROWTH_BYTES = 64 << 20
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(psutil.Process().memory_info().rss)
 
 
 class Growth:

@@ -21,8 +21,8 @@ from pagedd.client.protocol import (
     Failed,
     Generate,
     Ok,
-    Pong,
     Sampling,
+    Waking,
     decode_daemon,
     encode,
 )
@@ -102,6 +102,8 @@ class ZmqClient:
                 case Failed(id="" | "bad", code=code):
                     ends.refused_bad()
                     self._ledger.refused(400, code)
+                case Waking():
+                    pass  # `Accepted` follows
                 case Accepted(id=request_id):
                     ends.accepted(request_id)
                 case Delta(id=request_id):
@@ -112,8 +114,6 @@ class ZmqClient:
                 case Failed(id=request_id, code=code) if not request_id.startswith("cancel "):
                     ends.ended(request_id)
                     self._ledger.failed(code, message.message, is_slow=is_slow)
-                case Pong(id=""):
-                    pass  # the daemon looks who is still there
                 case Ok() | Failed():
                     pass  # to a cancel, which may have come too late
                 case _:

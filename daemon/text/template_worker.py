@@ -22,6 +22,7 @@ import threading
 from typing import IO, Any
 
 from pagedd.client.errors import PageddError
+from pagedd.daemon.core_files import forbid_core_files
 from pagedd.daemon.text.template_environment import compile_template, describe, render_bounded
 
 MAX_CPU_SECONDS = 1.0
@@ -105,7 +106,7 @@ def main() -> None:
     """Answers frames on standard input until it closes. The first carries the template."""
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C in the daemon's terminal, and its end, are the daemon's
         signal.signal(number, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    forbid_core_files()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     source, template = "", None
     while (request := _read_frame(sys.stdin.buffer)) is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from pagedd.daemon.core_files import forbid_core_files
 from pagedd.daemon.parent import die_with_parent
 from pagedd.daemon.tune import agreement
 from pagedd.daemon.tune.load import make_users
@@ -26,6 +27,7 @@ from pagedd.engine.errors import EngineError
 def main() -> None:
     parser = argparse.ArgumentParser(description="Started by pagedd tune.")
     parser.add_argument("--parent", required=True, type=int)
+    forbid_core_files()
     die_with_parent(parser.parse_args().parent)
     logging.basicConfig(level=logging.WARNING)
     trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)

@@ -299,7 +299,7 @@ class BlockManager:
         if key is None:
             return None
         entries, keys, others = self.prefix_cache.continuing({key})
-        num_left_on_disk = self.tiers.forget_from({key, *keys}, others, STUCK_S) if self.tiers is not None else 0
+        on_disk = self.tiers.forget_from({key, *keys}, others, STUCK_S) if self.tiers is not None else None
         num_freed = num_kept = 0
         for entry in entries:
             if self.pool.is_cached(entry.block_id):
@@ -308,7 +308,7 @@ class BlockManager:
                 num_freed += 1
             else:
                 num_kept += 1
-        return Eviction(num_freed, num_kept, num_left_on_disk)
+        return Eviction(num_freed, num_kept, *(on_disk or ()))
 
     def reset(self) -> None:
         """Forgets every content and reference. Only for an engine without a live sequence."""

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pagedd.engine.kv.disk_reader import DiskRead, DiskReader
 from pagedd.engine.kv.disk_segment import (
@@ -43,6 +44,16 @@ log = logging.getLogger(__name__)
 MAX_READING_BYTES = 256 << 20
 # Whoever lets go of the directory waits so long for stamps and removals that are due.
 MAX_FINISH_S = 1.0
+
+
+class Forgotten(NamedTuple):
+    """What became of blocks that were to go: `num_left` are in files that are not removed yet. They are not served, but
+    if the files cannot be removed the next start finds them, and `DiskTier.blocks` has them for whoever tries once
+    more. `num_beside` others are lost, since they lay in the same files.
+    """
+
+    num_left: int
+    num_beside: int
 
 
 class DirectoryInUse(Exception):
@@ -200,21 +211,25 @@ class DiskTier:
         for segment in self._segments.values():
             yield from segment.blocks
 
-    def forget(self, keys: Set[bytes], limit_s: float = 0.0) -> int:
-        """Serves these blocks no more, and has the whole files that they are in removed.
-
-        Returns how many of them are in files that are not removed within `limit_s`. A file that cannot be removed is
-        found again by the next start, and `blocks` has it for whoever tries once more; its other blocks are served.
-        """
-        doomed: dict[Path, list[bytes]] = {}
+    def forget(self, keys: Set[bytes], limit_s: float = 0.0) -> Forgotten:
+        """Serves these blocks no more, and has the whole files that they are in removed; waits `limit_s` for that."""
+        doomed: dict[Path, Segment] = {}
         for path, segment in self._segments.items():
             if in_file := [block.key for block in segment.blocks if block.key in keys]:
-                doomed[path] = in_file
+                doomed[path] = segment
                 for key in in_file:
                     self._drop(key, segment)
         if doomed:
             self._remove_later(doomed, limit_s)
-        return len({key for path, in_file in doomed.items() if path in self._segments for key in in_file})
+        left: set[bytes] = set()
+        beside: set[bytes] = set()
+        for path, segment in doomed.items():
+            of_file = {block.key for block in segment.blocks}
+            if path in self._segments:
+                left |= of_file & keys
+            else:
+                beside |= of_file - keys
+        return Forgotten(len(left), sum(key not in self._places for key in beside))
 
     def clear(self) -> None:
         """Removes every file of this engine's form."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pagedd.engine.kv.copy_costs import CopyCosts
 from pagedd.engine.kv.disk_reader import DiskRead
 from pagedd.engine.kv.disk_thread import STUCK_S
-from pagedd.engine.kv.disk_tier import DiskTier
+from pagedd.engine.kv.disk_tier import DiskTier, Forgotten
 from pagedd.engine.kv.host_tier import HostTier
 from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy, StoredBlock, descendants, next_block
 from pagedd.engine.stats import TierStats
@@ -187,16 +187,16 @@ class Tiers:
         """Of a stored block that the pool's index knew by `digest`. O(blocks)."""
         return next((block.key for block in self._blocks() if block.digest == digest), None)
 
-    def forget_from(self, keys: Iterable[bytes], others: Iterable[bytes], limit_s: float = 0.0) -> int:
+    def forget_from(self, keys: Iterable[bytes], others: Iterable[bytes], limit_s: float = 0.0) -> Forgotten:
         """Drops the blocks of these keys, and what continues them, whichever tier has which.
 
         A block of which nobody knows what it continues goes with them. `others`: of all that the pool goes on to hold.
-        Returns how many the disk has not let go within `limit_s`, see `DiskTier.forget`.
+        Returns what the disk has not let go within `limit_s`, and what else went with it.
         """
         doomed = descendants(self._blocks(), keys, others)
         if self.host is not None:
             self.host.forget(doomed)
-        return self.disk.forget(doomed, limit_s) if self.disk is not None else 0
+        return self.disk.forget(doomed, limit_s) if self.disk is not None else Forgotten(0, 0)
 
     def _blocks(self) -> Iterator[StoredBlock]:
         if self.host is not None:

@@ -47,6 +47,7 @@ def load() -> ModuleType:
         with (folder / "build.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.exists():
+                log.info("C++ kernels: building for this machine, once, which takes about half a minute")
                 started = time.perf_counter()
                 build.build_in_child(library)
                 log.info("C++ kernels: built in %.0f s, kept in %s", time.perf_counter() - started, folder)

@@ -1,4 +1,4 @@
-// The product of many rows with quantized weights, for prompts: the weights are taken in 8 bits, in which one scale holds
+// The product of many rows with quantized weights, as prompts and large batches are: the weights are taken in 8 bits, in which one scale holds
 // for 192 inputs rather than 32.
 //
 // Owns its order of work. With scale and offset for every 32 inputs more than a quarter of the work is on floats; here a

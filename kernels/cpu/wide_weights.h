@@ -5,9 +5,11 @@
 //   scale  = the largest magnitude that an output's groups can hold / kWideLevels
 //   weight = scale_g · q + offset_g ≈ scale · (q' − kWideMiddle)
 //   q'     = (q · factor_g + start_g) >> 8, in 16 bits
-//   factor_g = 256 · scale_g / scale      start_g = 256 · (offset_g / scale + kWideMiddle) + a half
+//   factor_g = 256 · scale_g / scale
+//   start_g  = 256 · ((offset_g + m · scale_g) / scale + kWideMiddle) − m · factor_g + a half, m in the middle of q
 //
-// factor_g and start_g are rounded too, so a weight of 4 bits is within 0.54 of a scale, one of 8 bits within a whole one.
+// factor_g and start_g are rounded too, so a weight of 4 bits is within 0.54 of a scale, one of 8 bits within 0.76: most
+// weights lie around m, where factor_g's rounding weighs least. Products in 16 bits may carry out on the way; sums do not.
 #pragma once
 
 #include "linear.h"
@@ -34,15 +36,17 @@ inline __m512i in_both_halves(__m512i numbers) {
   return _mm512_or_si512(_mm512_slli_epi32(numbers, 16), _mm512_and_si512(numbers, _mm512_set1_epi32(0xffff)));
 }
 
+// Not a number where a group's scale or offset is none, or infinite: so are then the results.
 template <class Group>
 inline Vec wide_scale(const Group* groups, int count) {
-  Vec largest = Vec::zero();
+  Vec largest = Vec::zero(), zeros = Vec::zero();
   for (int g = 0; g < count; ++g) {
     const Vec start = Vec::load_half(groups[g].offset);
     const Vec end = fma(Vec::load_half(groups[g].scale), Vec::all(Group::kLevels), start);
     largest = max(largest, max(abs(start), abs(end)));
+    zeros = fma(end, Vec::zero(), zeros);  // a maximum may lose what is not a number, a sum does not
   }
-  return largest * Vec::all(1.0f / kWideLevels);
+  return fma(largest, Vec::all(1.0f / kWideLevels), zeros);
 }
 
 // Fills tile `t` of `wide` from `count` groups.
@@ -54,12 +58,14 @@ inline void widen(const Group* groups, int count, int range, int t, WideWeights&
   const Vec inverse = {_mm512_maskz_div_ps(_mm512_cmp_ps_mask(scale.v, Vec::zero().v, _CMP_GT_OQ),
                                            Vec::all(256.0f).v, scale.v)};
   const __m512i start_of_zero = _mm512_set1_epi16(int16_t(256 * kWideMiddle + 128)), low_byte = _mm512_set1_epi16(0xff);
+  constexpr int kMiddle = (Group::kLevels + 1) / 2;
+  const auto in_256ths = [&](Vec weights) { return in_both_halves(_mm512_cvtps_epi32((weights * inverse).v)); };
   for (int g = 0; g < count; ++g) {
-    const auto in_256ths = [&](const uint16_t* halves) {
-      return in_both_halves(_mm512_cvtps_epi32((Vec::load_half(halves) * inverse).v));
-    };
-    const __m512i factor = in_256ths(groups[g].scale);
-    const __m512i start = _mm512_add_epi16(in_256ths(groups[g].offset), start_of_zero);
+    const Vec group_scale = Vec::load_half(groups[g].scale);
+    const __m512i factor = in_256ths(group_scale);
+    const __m512i middle = in_256ths(fma(group_scale, Vec::all(kMiddle), Vec::load_half(groups[g].offset)));
+    const __m512i from_middle = _mm512_mullo_epi16(factor, _mm512_set1_epi16(kMiddle));
+    const __m512i start = _mm512_add_epi16(_mm512_sub_epi16(middle, from_middle), start_of_zero);
     const Group* const group[1] = {groups + g};
     for_each_quad(group, [&](int quad, const __m512i* values) {
       const auto widened = [&](__m512i q) { return _mm512_add_epi16(_mm512_mullo_epi16(q, factor), start); };

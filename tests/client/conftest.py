@@ -50,7 +50,7 @@ from pagedd.client.questions import (
 from pagedd.client.stats_frame import BlockMap, RequestRow, StatsFrame
 from pagedd.client.usage import CallerUsage, Cost
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class FakeDaemon:
@@ -83,7 +83,7 @@ class FakeDaemon:
         self._published.put(frame)
 
     def hear(self, kind: type, socket: str = "requests") -> ClientMessage:
-        """The next message of this kind, dropping others. Fails after ten seconds."""
+        """The next message of this kind, dropping others. Fails after a minute."""
         while True:
             where, message = self.heard.get(timeout=WAIT_S)
             assert message.id, f"the daemon refuses {message}: it has no id"
@@ -118,7 +118,8 @@ class FakeDaemon:
             case GetUsage():
                 return [make_usage(message.id)]
             case EvictPrefix():
-                return [Evicted(id=message.id, num_blocks=2, num_left_on_disk=3 if message.digest == "stuck" else 0)]
+                left, beside = (3, 2) if message.digest == "stuck" else (0, 0)
+                return [Evicted(id=message.id, num_blocks=2, num_left_on_disk=left, num_beside_on_disk=beside)]
             case GetPreviews():
                 return [Previews(id=message.id, previews={"r1": "once"})]
             case GetText():
@@ -302,7 +303,7 @@ def daemon(directory: Path) -> Iterator[FakeDaemon]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something is so; fails after ten seconds."""
+    """Waits until something is so; fails after a minute."""
 
     def wait(is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S

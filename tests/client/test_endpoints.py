@@ -30,6 +30,29 @@ def test_a_daemon_binds_in_the_first_directory_that_is_named(environ: dict[str, 
     assert server_endpoints(environ=environ).directory == Path(expected)
 
 
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user that the table of users does not know, as in a container."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_a_daemon_says_what_to_set_and_a_client_looks_elsewhere(directory: Path) -> None:
+    with pytest.raises(PageddError, match="has no home directory; set HOME, or XDG_RUNTIME_DIR") as refused:
+        server_endpoints(environ={})
+    assert refused.value.code == "invalid_setting"
+    assert server_endpoints(environ={"XDG_RUNTIME_DIR": "/c"}).directory == Path("/c/pagedd")
+    assert client_endpoints(environ={}, system_directory=directory).directory == directory
+    assert client_endpoints(environ={"XDG_RUNTIME_DIR": "/c"}, system_directory=directory).directory == Path(
+        "/c/pagedd"
+    )
+
+
 def test_a_directory_given_by_hand_comes_before_the_environment() -> None:
     environ = {"PAGEDD_RUNTIME_DIR": "/a"}
     assert server_endpoints("/given", environ).requests == Path("/given/pagedd.sock")
@@ -99,10 +122,13 @@ def test_a_made_directory_is_its_owners_alone(tmp_path: Path) -> None:
     create_directory(endpoints)  # a second start finds its own
 
 
-def test_a_directory_that_everyone_may_write_to_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(PageddError, match="mode 0777; it must belong to user"):
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o720])
+def test_a_directory_out_of_which_others_may_take_a_socket_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(PageddError, match=f"mode {mode:04o}; it must belong to user"):
         create_directory(Endpoints(tmp_path))
+    tmp_path.chmod(0o1770)  # the group may put files into it, and take only its own out
+    create_directory(Endpoints(tmp_path))
 
 
 def test_a_directory_wider_than_its_owner_is_left_as_it_is(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagedd.client import AsyncClient, PageddError, load_wait, pagectl
-from pagedd.client.protocol import Chat, ClientMessage, Failed, Generate, Ping, Pong
+from pagedd.client.protocol import Cancel, Chat, ClientMessage, Failed, Generate, Ping, Pong, Waking
 from pagedd.client.sync import Client
 
 FakeDaemon = Any
@@ -133,3 +133,44 @@ def test_pagectl_that_is_not_to_wait_fails_at_once(
     for_ever(daemon)
     assert pagectl.main(["--runtime-dir", str(directory), "generate", "x", "--no-wait"]) == 75
     assert capsys.readouterr().err == "pagectl: engine_loading: loading, 43 %\n"
+
+
+def is_waking(daemon: FakeDaemon, *, wakes: bool) -> None:
+    def answer(message: ClientMessage) -> list[Any]:
+        if isinstance(message, Generate | Chat):
+            held = Waking(id=message.id, request_id="r1")
+            return [held, *daemon.default_answer(message)] if wakes else [held]
+        answers: list[Any] = daemon.default_answer(message)
+        return answers
+
+    daemon.answer = answer
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_pagectl_says_so_while_the_engine_wakes(
+    daemon: FakeDaemon,
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    is_waking(daemon, wakes=True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x\n"), encoding="utf-8"))
+    assert pagectl.main(["--runtime-dir", str(directory), command]) == 0
+    assert capsys.readouterr() == ("one two three\n", NOTE)
+
+
+def test_pagectl_that_is_not_to_wait_fails_at_once_while_the_engine_wakes_and_takes_its_request_back(
+    daemon: FakeDaemon, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_waking(daemon, wakes=False)
+    assert pagectl.main(["--runtime-dir", str(directory), "generate", "x", "--no-wait"]) == 75
+    assert capsys.readouterr().err == "pagectl: engine_loading: the engine slept and is waking; try again shortly\n"
+    daemon.hear(Cancel)
+
+
+async def test_the_wait_for_an_engine_that_wakes_has_the_same_limit(daemon: FakeDaemon, directory: Path) -> None:
+    is_waking(daemon, wakes=False)
+    async with AsyncClient(directory, load_wait_s=0.05) as client:
+        with pytest.raises(PageddError, match="engine_loading: the engine slept"):
+            await client.generate("x")

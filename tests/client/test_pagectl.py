@@ -182,7 +182,7 @@ def test_the_prompt_can_come_from_standard_input(
 def test_a_prompt_that_is_not_utf8_arrives_readable(daemon: FakeDaemon, start: Callable[..., Any]) -> None:
     process = start("generate", b"caf\xe9", stdout=subprocess.DEVNULL)
     assert daemon.hear(Generate).prompt == "caf\ufffd"
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_refusal_is_one_line_and_a_status(daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +262,7 @@ def test_watching_stats_prints_each_frame_until_interrupted(daemon: FakeDaemon, 
     threading.Thread(target=publish, daemon=True).start()
     assert [json.loads(process.stdout.readline())["model"] for _ in range(3)] == ["tiny"] * 3
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
     stop.set()
 
 
@@ -312,7 +312,9 @@ def test_what_the_disk_keeps_of_an_evicted_prefix_is_no_success(
     daemon: FakeDaemon, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("evict", "stuck") == 1
-    assert "3 lie in files on the disk that cannot be removed, and are back after a restart" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "3 lie in files on the disk that cannot be removed, and are back after a restart" in said.err
+    assert said.out.endswith("the disk has lost 2 more, of other prefixes, that lay in the same files\n")
 
 
 def test_a_priority_is_set_through_the_admin_socket(daemon: FakeDaemon, run: Run) -> None:
@@ -477,7 +479,7 @@ def test_chat_at_a_terminal_stops_answers_resets_and_leaves(daemon: FakeDaemon, 
 
     terminal.expect("> ")
     terminal.type("\x04")
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
     terminal.close()
 
 
@@ -503,7 +505,7 @@ def test_interrupting_a_generation_cancels_it(daemon: FakeDaemon, start: Callabl
     process = start("generate", "x", stdout=subprocess.PIPE)
     assert process.stdout.read(1) == b"a"
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
     assert daemon.hear(Cancel).target == "1"  # a client counts its requests
 
 
@@ -513,7 +515,7 @@ def test_a_reader_that_leaves_ends_the_generation_quietly(daemon: FakeDaemon, st
     assert process.stdout.read(1) == b"a"
     process.stdout.close()
     daemon.say(Delta(id="1", text="b"))
-    assert process.wait(10) == 141
+    assert process.wait(60) == 141
     assert process.stderr.read() == b""
     daemon.hear(Cancel)
 
@@ -525,4 +527,4 @@ def test_a_terminal_without_unicode_gets_ascii(daemon: FakeDaemon, start: Callab
     assert b"0000 aS.:b:.." in process.stdout.read()
     process = start("generate", "x", stdout=subprocess.PIPE, environ=plain)
     assert process.stdout.read() == b"na?ve ?\n"
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0

@@ -35,6 +35,22 @@ def test_requests_are_rows_with_the_letters_of_the_block_map(frame: StatsFrame) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("state", "detail", "shown"),
+    [
+        ("asleep", "asleep: a request wakes it", "asleep: a request wakes it"),
+        ("loading", "loading, 84 % (weights)", "loading, 84 % (weights)"),
+        ("starting", "loading, 0 % (engine process)", "starting (loading, 0 % (engine process))"),
+        ("ready", "", "ready"),
+    ],
+)
+def test_the_state_says_no_word_twice(
+    make_frame: Callable[..., StatsFrame], state: str, detail: str, shown: str
+) -> None:
+    [about, *_] = render_requests(make_frame(state=state, detail=detail), UNICODE)
+    assert about.split(" · ")[4] == shown
+
+
 def test_the_block_map_shows_owners_shared_cached_and_free_blocks(frame: StatsFrame) -> None:
     assert render_blocks(frame, UNICODE, width=60) == [
         "tiny · cpu · float32 · kv float32 · ready · up 1:01",

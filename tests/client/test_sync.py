@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -86,15 +86,16 @@ def test_stats_can_be_watched_and_left(daemon: FakeDaemon, directory: Path) -> N
     stop.set()
 
 
-def test_ctrl_c_while_a_picture_is_waited_for_ends_the_watching_cleanly(
-    daemon: FakeDaemon, directory: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waits", [True, False], ids=["while it is waited for", "before it is waited for"])
+def test_ctrl_c_for_a_picture_that_does_not_come_ends_the_watching_cleanly(
+    daemon: FakeDaemon, directory: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    waits = threading.Event()
+    has_begun = threading.Event()
     has_left = threading.Event()
 
     async def silent() -> AsyncIterator[StatsFrame]:
         try:
-            waits.set()
+            has_begun.set()
             await asyncio.sleep(3600)
             yield daemon.frame
         finally:
@@ -102,12 +103,23 @@ def test_ctrl_c_while_a_picture_is_waited_for_ends_the_watching_cleanly(
             has_left.set()
 
     def interrupt() -> None:
-        waits.wait()
+        has_begun.wait()
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with Client(directory) as client:
+        start = client._start
+
+        def start_and_interrupt(work: Coroutine[Any, Any, Any]) -> None:
+            monkeypatch.setattr(client, "_start", start)
+            start(work)
+            has_begun.wait()
+            raise KeyboardInterrupt
+
         monkeypatch.setattr(client._client, "watch_stats", silent)
-        threading.Thread(target=interrupt).start()
+        if waits:
+            threading.Thread(target=interrupt).start()
+        else:
+            monkeypatch.setattr(client, "_start", start_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(client.watch_stats())
         assert has_left.is_set()

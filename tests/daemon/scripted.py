@@ -34,7 +34,7 @@ from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction
 VOCAB_SIZE = 259
 EOS = 256
 CONTEXT = 2048
-WAIT_S = 10.0
+WAIT_S = 60.0
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'cursed' %}{{ raise_exception('no such role') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant\n"
@@ -290,7 +290,8 @@ class ScriptedHost:
         self.check_ready()
         self.evicted.append(digest)
         found = [run for run in self.tree.runs if run.digest == digest]
-        return Eviction(sum(run.num_blocks for run in found), 0, self.num_left_on_disk) if found else None
+        num_beside = 2 if self.num_left_on_disk else 0
+        return Eviction(sum(run.num_blocks for run in found), 0, self.num_left_on_disk, num_beside) if found else None
 
     def produce(self, request_id: str, ids: list[int] | bytes, index: int = 0, **fields: Any) -> None:
         """One step with `ids` for one choice."""

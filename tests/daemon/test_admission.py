@@ -9,7 +9,7 @@ from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
 from pagedd.daemon import admission
 from pagedd.daemon.admission import Limit, cache_extras, check_message, to_engine_request, token_bounds
-from pagedd.daemon.caller import Caller, caller_of_address
+from pagedd.daemon.caller import Caller
 from pagedd.engine.request import Request
 
 from .scripted import EOS, VOCAB_SIZE, engine_info
@@ -129,20 +129,6 @@ def test_a_user_and_a_key_never_share_a_tag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "caller"),
-    [
-        ("localhost:1000:100:42", Caller(uid=1000, gid=100, pid=42)),
-        ("127.0.0.1", None),
-        ("localhost:1000:100", None),
-        ("localhost:-1:100:42", None),
-        ("", None),
-    ],
-)
-def test_a_peer_address_is_an_identity_only_in_the_kernels_form(address: str, caller: Caller | None) -> None:
-    assert caller_of_address(address) == caller
-
-
-@pytest.mark.parametrize(
     ("message", "bounds"),
     [
         (Generate(id="a", prompt="abcdefgh", sampling=Sampling(max_tokens=5)), (2, 5, 8 + 5)),
@@ -173,3 +159,13 @@ def test_a_quota_bounds_the_output_that_was_not_asked_for_and_no_other() -> None
     assert most_output(40, max_tokens=100) == 100
     assert most_output(-5) == 1
     assert most_output(-5, min_tokens=7) == 7
+
+
+def test_log_probabilities_bound_the_output_that_was_not_asked_for() -> None:
+    def most_output(**sampling: Any) -> int:
+        message = Chat(id="a", messages=[ChatMessage(role="user", content="x")], sampling=Sampling(**sampling))
+        return admit(message, max_model_len=1 << 20, max_request_tokens=1 << 20).params.max_tokens
+
+    assert most_output(n=8) == (1 << 20) - 3
+    assert most_output(n=8, logprobs=0) == admission.MAX_LOGPROBS // 8
+    assert most_output(n=8, logprobs=20) == admission.MAX_LOGPROBS // (8 * 21)

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ def test_a_key_file_without_a_key_is_a_wrong_setting(tmp_path: Path, text: str) 
         with pytest.raises(PageddError) as refused:
             read_api_keys(path)
         assert (refused.value.code, refused.value.field) == ("invalid_setting", "api_key_file")
+        assert "Errno" not in refused.value.message
 
 
 def test_a_key_may_have_a_name_and_a_name_several_keys(tmp_path: Path) -> None:
@@ -81,3 +83,40 @@ def test_a_quota_of_a_key_that_is_not_there_names_the_nearest(tmp_path: Path) ->
     check_names(["laptop"], keys)
     with pytest.raises(PageddError, match=r"quota\.key\.labtop: .*did you mean laptop\?"):
         check_names(["labtop"], keys)
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless", "huge"])
+def test_a_key_file_that_is_no_small_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
+    path = Path("/dev/zero") if what == "endless" else tmp_path / "keys"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "huge":
+        path.write_text("# sk\n" * (1 << 18))
+    with pytest.raises(PageddError, match=r"no regular file|over 1048576 bytes"):
+        read_api_keys(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_hashed", "warned"),
+    [
+        (0o600, False, []),
+        (0o640, False, ["others can read the keys"]),
+        (0o604, False, ["others can read the keys"]),
+        (0o644, True, []),
+        (0o620, True, ["others can write keys of their own"]),
+        (0o602, True, ["others can write keys of their own"]),
+        (0o666, False, ["others can write keys of their own", "others can read the keys"]),
+    ],
+)
+def test_a_key_file_that_others_may_read_or_change_is_taken_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_hashed: bool, warned: list[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(hash_line("f" * 24) if is_hashed else "f" * 24)
+    keys.chmod(mode)
+    assert len(read_api_keys(keys)) == 1
+    found = [record.getMessage() for record in caplog.records if "has mode" in record.getMessage()]
+    assert [message.partition(": ")[2].partition(";")[0] for message in found] == [
+        f"{what}{' in it' if 'read' in what else ' into it'}" for what in warned
+    ]
+    assert all(f"has mode {mode:04o}" in message for message in found)

@@ -1,5 +1,6 @@
 """The `pagedd` command: what it prints and the statuses it ends with."""
 
+import contextlib
 import io
 import os
 import re
@@ -45,8 +46,11 @@ def test_check_config_shows_every_setting_and_where_it_comes_from(
         (["check-config", "--block-size", "9"], "invalid_setting: block_size = 9"),
         (["check-confg"], "unknown_setting: command check-confg: .*did you mean pagedd check-config"),
         (["frobnicate"], "unknown_setting: command frobnicate: .*the commands are"),
-        (["pull", "a", "b"], "invalid_setting: pagedd pull takes one model name"),
-        (["prepare", "--fast"], "invalid_setting: pagedd prepare takes one model name"),
+        (["pull", "a", "b"], "invalid_setting: pagedd pull takes \\[NAME\\], not a b"),
+        (["prepare", "--fast"], "invalid_setting: pagedd prepare takes \\[NAME\\], not --fast"),
+        (["version", "x"], "invalid_setting: pagedd version takes no argument, not x"),
+        (["hash-key", "my laptop"], "invalid_setting: the key's name 'my laptop': it has 1 to 64 letters"),
+        (["hash-key", "laptop", "root"], "invalid_setting: after the key's name 'root': there comes nothing, or admin"),
     ],
 )
 def test_a_wrong_command_line_has_the_status_of_a_wrong_configuration(
@@ -142,7 +146,7 @@ def test_check_config_accepts_a_device_in_whose_place_the_cpu_would_serve(
 
 def test_check_config_refuses_what_names_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-config", "--model", "smollm2-135m-instrukt"]) == os.EX_UNAVAILABLE
-    assert "model_unavailable: 'smollm2-135m-instrukt' is no path" in capsys.readouterr().err
+    assert "there is no model of that name; did you mean smollm2-135m-instruct?" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_had_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +189,24 @@ def test_help_lists_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert all(command in printed for command in cli.COMMANDS)
     assert all(item.flag in printed for item in settings_of(DaemonConfig))
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_each_command_has_help(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        assert cli.main([command, flag]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: pagedd {command}")
+
+
+@pytest.mark.parametrize("arguments", [["config-table"], ["--help"], ["version"]])
+def test_a_reader_that_leaves_ends_the_program_without_a_word(arguments: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-P", "-m", "pagedd.daemon.cli", *arguments]
+    ended = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_the_front_imports_neither_torch_nor_transformers() -> None:

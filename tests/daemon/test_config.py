@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedd.client.errors import PageddError
@@ -277,6 +277,7 @@ def test_what_a_table_does_not_know_is_refused_like_everything_else(
     assert said in error.message
 
 
+@settings(deadline=None)
 @given(st.sampled_from(settings_of(DaemonConfig)), st.text(max_size=8))
 def test_any_text_gives_a_value_in_range_or_a_coded_refusal(item: Setting, text: str) -> None:
     try:

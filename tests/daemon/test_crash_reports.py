@@ -35,6 +35,20 @@ def test_a_full_disk_costs_the_report_and_nothing_else(tmp_path: Path, caplog: p
     assert "no crash report could be kept" in caplog.text
 
 
+def test_reports_that_a_full_disk_cuts_push_no_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports, really_open = CrashReports(tmp_path / "crashes"), os.open
+    kept = [reports.keep(CRASH) for _ in range(MAX_KEPT)]
+
+    def open_on_a_full_disk(path: Path, flags: int, mode: int) -> int:
+        os.close(really_open(path, flags, mode))
+        return really_open("/dev/full", os.O_WRONLY)
+
+    monkeypatch.setattr("pagedd.daemon.crash_reports.os.open", open_on_a_full_disk)
+    assert [reports.keep(CRASH) for _ in range(3)] == [None] * 3
+    monkeypatch.undo()
+    assert sorted((tmp_path / "crashes").iterdir()) == kept
+
+
 def test_the_folder_is_systemds_or_the_users_own(tmp_path: Path) -> None:
     assert state_directory({"STATE_DIRECTORY": "/var/lib/pagedd:/var/lib/other"}) == Path("/var/lib/pagedd")
     assert state_directory({"XDG_STATE_HOME": "/s", "STATE_DIRECTORY": ""}) == Path("/s/pagedd")

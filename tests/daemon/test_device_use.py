@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import Accepted, DaemonMessage, Done, Failed
+from pagedd.client.protocol import Accepted, DaemonMessage, Done, Failed, Waking
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.quota_config import QuotaConfig
@@ -24,10 +24,10 @@ async def test_a_request_wakes_a_sleeping_engine_and_waits_for_it(service: Servi
     assert service.state == "asleep"
     heard = start(service)
     await until(lambda: host.num_wakes == 1)
-    assert (heard, host.submitted) == ([], [])
+    assert ([type(message) for message in heard], host.submitted) == ([Waking], [])
     host.get_up()
     await until(lambda: len(host.submitted) == 1)
-    assert [type(message) for message in heard] == [Accepted]
+    assert [type(message) for message in heard] == [Waking, Accepted]
 
 
 async def test_a_request_that_waits_for_the_engine_to_wake_can_be_given_up(
@@ -47,9 +47,9 @@ async def test_an_engine_that_does_not_wake_is_said_to_whoever_waits(service: Se
     await service.device.sleep()
     heard = start(service)
     host.state, host.is_sleeping = EngineState.FAILED, False
-    await until(lambda: bool(heard))
-    assert isinstance(heard[0], Failed)
-    assert heard[0].code == "engine_failed"
+    await until(lambda: len(heard) == 2)
+    assert isinstance(heard[1], Failed)
+    assert heard[1].code == "engine_failed"
 
 
 async def test_held_requests_count_for_the_quotas_from_when_the_engine_is_awake_and_those_that_left_do_not(
@@ -67,9 +67,9 @@ async def test_held_requests_count_for_the_quotas_from_when_the_engine_is_awake_
     service.start([prompt("urgent", priority=1)], ANA, heard.append)
     await until(lambda: host.num_wakes == 4)
     host.get_up()
-    await until(lambda: len(heard) == 3)
-    codes = [message.code if isinstance(message, Failed) else "" for message in heard]
-    assert codes == ["", "over_quota", "exceeds_quota"]
+    await until(lambda: len(heard) == 6)
+    assert [type(message) for message in heard[:4]] == [Waking, Waking, Waking, Accepted]
+    assert [message.code for message in heard[4:] if isinstance(message, Failed)] == ["over_quota", "exceeds_quota"]
     assert [request.prompt_token_ids for request in host.submitted] == [list(b"first")]
     await service.close()
 
@@ -227,9 +227,9 @@ async def test_a_request_that_waited_for_the_engine_hears_that_others_need_the_d
     await until(lambda: service.state == "yielding")
     finish(host)
     await asyncio.gather(sleep, yielding)
-    await until(lambda: bool(heard))
-    assert isinstance(heard[0], Failed)
-    assert heard[0].code == "device_yielded"
+    await until(lambda: len(heard) == 2)
+    assert isinstance(heard[1], Failed)
+    assert heard[1].code == "device_yielded"
 
 
 async def test_a_load_that_still_looks_at_its_model_yields_the_device_and_is_given_up(

@@ -170,7 +170,8 @@ async def test_what_the_disk_keeps_of_an_evicted_prefix_is_said(
 ) -> None:
     host.tree, host.num_left_on_disk = PrefixTree(runs=[run(1, None)], num_blocks=2, is_cut=False), 3
     [node] = (await inspection.answer(GetPrefixes(id="q"), ROOT)).nodes
-    assert (await inspection.evict(EvictPrefix(id="e", digest=node.digest), ROOT)).num_left_on_disk == 3
+    evicted = await inspection.evict(EvictPrefix(id="e", digest=node.digest), ROOT)
+    assert (evicted.num_left_on_disk, evicted.num_beside_on_disk) == (3, 2)
     [event] = service.events.newest(1)
     assert event.reason == "2 blocks of a prefix were freed by root, 3 stay on the disk"
 

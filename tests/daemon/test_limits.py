@@ -85,6 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "", "content": "a"}]}, "invalid_value", "messages.role"),
     ({"messages": [{"role": "user"}]}, "missing_field", "messages.content"),
     ({"messages": [{"content": "a"}]}, "missing_field", "messages.role"),
+    ({"messages": [{"role": "user", "content": "x"}] * 16_385}, "invalid_value", "messages"),
     ({"messages": "hello"}, "invalid_type", "messages"),
     ({"messages": [{"role": "cursed", "content": "a"}]}, "template_error", "messages"),
     # Lengths
@@ -130,6 +131,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"frequency_penalty": -2.1}, "invalid_value", "frequency_penalty"),
     ({"logprobs": 21}, "invalid_value", "logprobs"),
     ({"logprobs": -1}, "invalid_value", "logprobs"),
+    ({"logprobs": 20, "max_tokens": 2000, "n": 7}, "invalid_value", "logprobs"),
+    ({"logprobs": 20, "min_tokens": 2000, "n": 7}, "invalid_value", "logprobs"),
     ({"seed": 2**63}, "invalid_value", "seed"),
     ({"seed": 1.5}, "invalid_type", "seed"),
     ({"max_tokens": 0}, "invalid_value", "max_tokens"),
@@ -304,6 +307,14 @@ async def test_one_bad_prompt_among_many_refuses_them_all(served: Served, prompt
 async def test_prompts_times_choices_have_a_limit(served: Served) -> None:
     assert await over_http(served, {"prompt": ["a"] * 2, "n": 64}) == (None, None)
     assert await over_http(served, {"prompt": ["a"] * 2, "n": 65}) == ("too_many_prompts", "prompt")
+    assert await over_http(served, {"prompt": [""] * 129}) == ("too_many_prompts", "prompt")
+
+
+async def test_all_prompts_of_a_request_have_one_limit_of_log_probabilities(served: Served) -> None:
+    asked = {"max_tokens": 2000, "logprobs": 20}
+    assert await over_http(served, {"prompt": ["a"] * 6, **asked}) == (None, None)
+    assert await over_http(served, {"prompt": ["a"] * 7, **asked}) == ("invalid_value", "logprobs")
+    assert await over_http(served, {"prompt": ["a"] * 128, **asked, "logprobs": 0}) == (None, None)
 
 
 async def test_three_choices_are_three(served: Served) -> None:

@@ -154,6 +154,7 @@ async def test_a_priority_that_the_caller_may_not_have_is_refused(tmp_path: Path
     front = Front(tmp_path, quota=QuotaConfig(user={"1001": QuotaLimits(max_priority=0)}))
     failed = await front.refused(Generate(id="a", prompt="ab", priority=1))
     assert (failed.code, failed.message) == ("exceeds_quota", "priority = 1, its caller may have 0; lower it")
+    assert failed.field == "priority"
     await front.taken(Generate(id="a", prompt="ab", priority=1), caller=BOB)
     await front.service.close()
 
@@ -193,7 +194,7 @@ async def test_over_http_it_is_429_with_the_time_and_over_zeromq_the_same(socket
         assert 19 <= failed.retry_after_s <= 20
         assert 19 <= retry_after_s <= 20
         status, answer = await served.post("/v1/completions", {"prompt": [1, 2, 3, 4], "max_tokens": 57})
-        assert (status, answer["error"]["code"]) == (400, "exceeds_quota")
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "exceeds_quota", "max_tokens")
 
 
 async def test_usage_is_told_to_whoever_asks(socket_folder: Path) -> None:

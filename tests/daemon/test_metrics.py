@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Failed, Generate, Sampling
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
@@ -87,6 +88,15 @@ async def test_the_figures_of_tiers_have_their_name_and_go_on_counting_with_the_
     assert samples["pagedd:kv_tier_read_seconds_total", (("tier", "disk"),)] == 0.75
     host.stats = engine_stats()
     assert not [name for name, _ in scrape(service.metrics) if "kv_tier" in name]
+
+
+async def test_a_refusal_before_the_model_is_there_counts_for_the_one_that_was_configured(host: ScriptedHost) -> None:
+    service = Service(DaemonConfig(model="org/name"), host)
+    service.note_failure(PageddError("engine_loading", "loading"))
+    assert 'pagedd:request_errors_total{code="engine_loading",model_name="org/name"} 1.0' in (
+        service.metrics.render().decode()
+    )
+    await service.close()
 
 
 async def test_every_sample_names_the_model(service: Service) -> None:

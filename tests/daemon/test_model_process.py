@@ -1,6 +1,10 @@
 """Resolving a model in a child process: its lines, its errors, its end."""
 
 import asyncio
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -26,7 +30,7 @@ async def test_a_model_on_disk_becomes_a_prepared_folder(
 
 
 async def test_a_refusal_arrives_with_its_code() -> None:
-    with pytest.raises(PageddError, match=r"^model_unavailable: '/nonexistent\.gguf' is no path"):
+    with pytest.raises(PageddError, match=r"^model_unavailable: '/nonexistent\.gguf': there is no such file"):
         await resolve_in_child("/nonexistent.gguf", report=print)
 
 
@@ -56,3 +60,19 @@ async def test_a_child_that_dies_without_a_word_is_a_fault(monkeypatch: pytest.M
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(PageddError, match=r"^internal: the process that prepares x ended with status 1"):
         await resolve_in_child("x", report=print)
+
+
+def test_what_fetches_ends_with_the_front_however_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute_index:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{mute_index.getsockname()[1]}/simple")
+        resolve = "import asyncio; from pagedd.daemon.model_process import resolve_in_child as resolve"
+        front = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"{resolve}; asyncio.run(resolve('smollm2-135m-instruct', print))"],
+            stderr=subprocess.DEVNULL,
+        )
+        while not (pip := [child for child in children() if "pip" in child.cmdline()]):
+            time.sleep(0.02)
+        front.kill()
+        front.wait()
+        assert psutil.wait_procs(pip, timeout=10)[1] == []

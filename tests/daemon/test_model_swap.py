@@ -1,6 +1,7 @@
 """Another model in place of the served one: what runs, what waits and who is told, over a scripted host."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -8,11 +9,12 @@ from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Accepted, Done, Failed
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 
 from .asking import ADMIN, ANA, finish, prompt, start, started
 from .other_model import OtherModel, load
-from .scripted import ScriptedHost, until
+from .scripted import ScriptedHost, until, write_model
 
 
 async def test_another_model_waits_until_what_runs_has_ended_and_what_comes_waits_for_it(
@@ -28,10 +30,10 @@ async def test_another_model_waits_until_what_runs_has_ended_and_what_comes_wait
     await loading
     assert isinstance(heard[-1], Done)
     assert (service.served_model().name, [config.model for config in host.swapped]) == ("other", ["other"])
-    await until(lambda: bool(any_model and by_old_name))
-    assert isinstance(any_model[0], Accepted)
-    assert isinstance(by_old_name[0], Failed)
-    assert (by_old_name[0].code, "'other'" in by_old_name[0].message) == ("model_not_found", True)
+    await until(lambda: len(any_model) > 1 and len(by_old_name) > 1)
+    assert isinstance(any_model[1], Accepted)
+    assert isinstance(by_old_name[1], Failed)
+    assert (by_old_name[1].code, "'other'" in by_old_name[1].message) == ("model_not_found", True)
 
 
 async def test_a_model_that_does_not_load_is_closed_and_leaves_the_one_before(
@@ -61,6 +63,26 @@ async def test_a_load_goes_on_when_whoever_asked_has_gone_and_admits_no_second(
     await until(lambda: service.served_model().name == "mine")
 
 
+async def test_a_look_that_does_not_end_is_given_up_for_the_next_model(
+    service: Service, host: ScriptedHost, other: OtherModel
+) -> None:
+    other.gate.clear()
+    hanging = []
+    for number, name in enumerate(["pipe", "share"], 1):
+        hanging.append(load(service, name))
+        await until(lambda number=number: other.num_looks == number)  # type: ignore[misc]
+    with pytest.raises(PageddError, match="or load another in its place"):
+        await service.device.sleep()
+    last = load(service, served_name="mine")
+    for order in hanging:
+        with pytest.raises(PageddError, match="engine_loading: another model was asked for meanwhile"):
+            await order
+    other.gate.set()
+    await last
+    assert (service.served_model().name, other.num_looks, len(host.swapped)) == ("mine", 3, 1)
+    await service.device.sleep()
+
+
 async def test_what_does_not_end_before_the_next_model_is_told_so(
     host: ScriptedHost, service: Service, other: OtherModel
 ) -> None:
@@ -69,6 +91,22 @@ async def test_what_does_not_end_before_the_next_model_is_told_so(
     await load(service)
     assert isinstance(heard[-1], Failed)
     assert heard[-1].code == "engine_loading"
+
+
+@pytest.mark.parametrize("name", ["", "a" * 257, "a\nb", "\x1b[2J", "\u202eb"])
+async def test_a_served_name_that_could_not_stand_in_a_log_is_refused(service: Service, name: str) -> None:
+    with pytest.raises(PageddError) as refused:
+        await service.device.load_model("other", name, ADMIN)
+    assert (refused.value.code, refused.value.field) == ("invalid_value", "served_name")
+    with pytest.raises(PageddError, match="it is 1 to 256 printable characters") as refused:
+        DaemonConfig(served_model_name=name)
+    assert refused.value.field == "served_model_name"
+
+
+async def test_a_name_that_comes_from_a_file_is_shown_without_what_would_steer_a_terminal(tmp_path: Path) -> None:
+    model = ServedModel(write_model(tmp_path, name="a\x1b[2Jb"), None)
+    assert model.name == "a?[2Jb"
+    model.close()
 
 
 @pytest.mark.parametrize("name", ["", "a" * 5000, "a\0b"])

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.daemon import models
+from pagedd.daemon.crash_reports import state_directory
 from pagedd.daemon.model_download import HubModel, WheelModel
 from pagedd.daemon.models import DEFAULT_MODEL, KNOWN_MODELS, cache_directory, pull_model, resolve_model
 from pagedd.daemon.prepared import load_prepared
@@ -130,9 +132,28 @@ def test_what_is_neither_a_name_nor_a_path_is_refused_with_what_there_is(fetched
     with pytest.raises(PageddError) as refused:
         resolve_model(name)
     assert refused.value.code == "model_unavailable"
-    assert repr(name) in refused.value.message
-    assert "smollm2-135m-instruct" in refused.value.message
+    assert refused.value.message.startswith(f"{name!r}: there is no ")
     assert fetched == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("/absent.gguf", "there is no such file or folder; check the path"),
+        ("models/absent.gguf", "there is no such file or folder in {cwd}; check the path"),
+        ("./absent", "there is no such file or folder in {cwd}; check the path"),
+        ("smollm2-135m-instrct", "there is no model of that name; did you mean smollm2-135m-instruct? Others are "),
+        ("zzz", "there is no model of that name; the known names are default, smollm2-135m-instruct"),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_a_wrong_path_is_called_one_and_a_wrong_name_is_answered_with_the_nearest(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PageddError) as refused:
+        pull_model(name)
+    assert refused.value.message.startswith(f"{name!r}: {said.format(cwd=tmp_path)}")
 
 
 def test_the_default_models_digest_is_the_files(model_gguf: Path) -> None:
@@ -147,3 +168,18 @@ def test_a_pipe_or_device_is_no_model(tmp_path: Path) -> None:
         with pytest.raises(PageddError) as refused:
             resolve_model(str(path))
         assert refused.value.code == "model_unavailable"
+
+
+@pytest.mark.parametrize("directory", [cache_directory, lambda: state_directory({})], ids=["cache", "state"])
+def test_without_a_home_what_has_to_be_set_is_said(
+    monkeypatch: pytest.MonkeyPatch, directory: Callable[[], Path]
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for variable in ("HOME", "XDG_CACHE_HOME", "CACHE_DIRECTORY"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(PageddError, match=r"has no home directory; set HOME, or XDG_(CACHE|STATE)_HOME") as refused:
+        directory()
+    assert refused.value.code == "invalid_setting"

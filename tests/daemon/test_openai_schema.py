@@ -21,11 +21,12 @@ from pagedd.daemon.openai_schema import (
 
 from .scripted import engine_info
 
+MAX_PROMPTS = 128
 USER = {"role": "user", "content": "hi"}
 
 
 def completion(**fields: Any) -> Any:
-    return completion_request(msgspec.json.encode({"prompt": "a", **fields}))
+    return completion_request(msgspec.json.encode({"prompt": "a", **fields}), MAX_PROMPTS)
 
 
 def chat(**fields: Any) -> Any:
@@ -137,7 +138,7 @@ UNSUPPORTED: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "fields"), UNSUPPORTED, ids=repr)
+@pytest.mark.parametrize(("make", "fields"), UNSUPPORTED, ids=lambda shown: getattr(shown, "__name__", repr(shown)))
 def test_what_is_known_but_not_done_is_refused_by_name(make: Any, fields: dict[str, Any]) -> None:
     assert refusal(make, **fields) == ("unsupported_field", next(iter(fields)))
 
@@ -228,7 +229,7 @@ def outcome(make: Any, fields: dict[str, Any]) -> str | None:
 )
 def test_a_wrong_type_inside_a_field_names_the_field(body: bytes, field: str) -> None:
     with pytest.raises(PageddError) as refused:
-        completion_request(body)
+        completion_request(body, MAX_PROMPTS)
     assert (refused.value.code, refused.value.field) == ("invalid_type", field)
 
 
@@ -238,3 +239,12 @@ def test_a_wrong_key_of_a_message_in_msgpack_names_the_field() -> None:
         decode_client(wrong)
     refused = decoding_error(found.value)
     assert (refused.code, refused.field) == ("invalid_type", "logit_bias")
+
+
+@pytest.mark.parametrize("prompt", [["", "a", "a"], [[], [1], [1]], ["a", 1, 2]])
+def test_more_prompts_than_allowed_are_refused_before_any_is_looked_at(prompt: list[Any]) -> None:
+    with pytest.raises(PageddError) as refused:
+        completion_request(msgspec.json.encode({"prompt": prompt}), max_prompts=2)
+    assert (refused.value.code, refused.value.field) == ("too_many_prompts", "prompt")
+    # A list of ids is one prompt, however long.
+    assert len(completion_request(b'{"prompt": [1, 2, 3]}', max_prompts=2).messages) == 1

@@ -241,6 +241,25 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"],
+)
+@pytest.mark.parametrize("what", ["pipe", "endless"])
+def test_a_file_that_would_never_end_is_refused_by_name(
+    hugging_face_folder: Path, root: Path, name: str, what: str
+) -> None:
+    file = hugging_face_folder / name
+    file.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    error = refusal(hugging_face_folder, root)
+    assert (error.code, "no regular file" in error.message) == ("unsupported_model", True)
+    assert name in error.message
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("config.json", {"text_config": 3, "quantization_config": [1]}),

@@ -172,6 +172,7 @@ def test_what_can_never_fit_is_not_told_to_come_again(
 ) -> None:
     refused = refusal(lambda: held(allowance(clock, **limits), 61, choices=2))
     assert (refused.code, refused.limit, refused.retry_after_s) == ("exceeds_quota", limit, None)
+    assert refused.field == {"requests": "n", "tokens": "max_tokens", "kv": "max_tokens"}[limit]
     assert said in refused.message
 
 

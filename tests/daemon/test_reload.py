@@ -55,7 +55,7 @@ def test_what_needs_a_restart_is_named_and_stays(caplog: pytest.LogCaptureFixtur
 def test_a_wrong_file_changes_nothing_and_says_so(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     source = Source()
     source.next = error
-    assert source.reloader.reload() == []
+    assert source.reloader.reload() is None
     assert source.taken == []
     assert "the settings stay as they are" in caplog.text
     assert str(error) in caplog.text

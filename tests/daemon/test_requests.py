@@ -1,5 +1,6 @@
 """The life of one request, event by event: what its owner is told to do."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedd.client.protocol import Accepted, Choice, Delta, Done, Failed, TokenLogprob, Usage
+from pagedd.daemon.logprob_list import LogprobList
 from pagedd.daemon.requests import (
     Abort,
     Action,
@@ -173,6 +175,35 @@ def test_log_probabilities_come_with_the_text_they_belong_to(tokenizer: TextToke
     assert live.handle(produced(b"c", logprobs=[TokenLogprobs(logprob=-2.0)])) == [
         Send(Delta(id="a", text="ac", token_ids=[97, 99], logprobs=[first, second]))
     ]
+    end = live.handle(produced(b"c", logprobs=[TokenLogprobs(logprob=-2.0)], finish_reason="length"))
+    choice = Choice(index=0, text="acc", token_ids=[97, 99, 99], finish_reason="length")
+    # What a stream has told is not told again.
+    assert end == [
+        Send(Delta(id="a", text="c", token_ids=[99], logprobs=[second], finish_reason="length")),
+        done(choice, tokens=3),
+    ]
+
+
+def test_log_probabilities_of_a_whole_answer_come_with_its_end(tokenizer: TextTokenizer) -> None:
+    live = running(tokenizer, stream=False)
+    assert live.handle(produced(b"a", logprobs=[TokenLogprobs(logprob=-0.5, top=[(98, -1.5)])])) == []
+    first = TokenLogprob(token_id=97, token="a", logprob=-0.5, top=[(98, "b", -1.5)])
+    second = TokenLogprob(token_id=99, token="c", logprob=-2.0)
+    choice = Choice(index=0, text="ac", token_ids=[97, 99], finish_reason="length", logprobs=[first, second])
+    end = produced(b"c", logprobs=[TokenLogprobs(logprob=-2.0)], finish_reason="length")
+    assert live.handle(end) == [done(choice, tokens=2)]
+
+
+def test_log_probabilities_take_few_bytes_until_they_are_sent() -> None:
+    kept = LogprobList(chr)
+    tracemalloc.start()
+    for number in range(1000):
+        kept.append(65, TokenLogprobs(logprob=-number / 3, top=[(66, -number / (5 + k)) for k in range(20)]))
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 1000 * 21 * 16
+    assert len(kept.take()) == 1000
+    assert kept.take() == []
 
 
 def test_cancelling_gives_what_there_is_and_tells_the_engine(tokenizer: TextTokenizer) -> None:

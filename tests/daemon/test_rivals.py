@@ -1,11 +1,13 @@
 """Who else needs the device, over programs, a card and a clock that a test makes up."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pagedd.daemon import rivals
 from pagedd.daemon.config import DaemonConfig, load_config
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.rivals import CALM_S, Rivals, running_programs
@@ -158,3 +160,31 @@ def test_programs_are_listed_in_the_settings_as_a_list_or_with_commas(tmp_path: 
 
 def test_the_machines_own_programs_are_seen() -> None:
     assert any("python" in name or "pytest" in name for name in running_programs())
+
+
+def test_programs_of_strangers_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ours = os.getegid()
+    users = {7: ("of-the-group", 99), 8: ("by-its-own-group", ours), 9: ("stranger", 99), 10: ("logged-in", 99)}
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_name=users[uid][0], pw_gid=users[uid][1]))
+    monkeypatch.setattr("grp.getgrgid", lambda gid: SimpleNamespace(gr_gid=gid, gr_mem=["of-the-group"]))
+    monkeypatch.setattr(rivals, "_SESSIONS", tmp_path)
+    (tmp_path / "10").touch()
+    found = {f"of-{uid}": uid for uid in (0, os.geteuid(), *users, 11)} | {"unknown": None}
+    processes = [
+        SimpleNamespace(info={"name": name, "uids": None if uid is None else SimpleNamespace(real=uid)})
+        for name, uid in found.items()
+    ]
+    monkeypatch.setattr("psutil.process_iter", lambda attributes: processes)
+    assert set(running_programs()) == {"of-0", f"of-{os.geteuid()}", "of-7", "of-8", "of-10"}
+
+
+def test_programs_that_the_kernel_hides_are_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Scene(yield_to=("game",))
+    assert caplog.messages == []
+    monkeypatch.setattr(rivals, "_INIT", tmp_path / "1" / "comm")
+    Scene(yield_below_gib=1)
+    assert caplog.messages == []
+    Scene(yield_to=("game",))
+    assert "ProtectProc=default shows them" in caplog.text

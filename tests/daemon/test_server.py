@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -247,6 +248,9 @@ def test_an_idle_engine_sleeps_and_the_next_request_wakes_it(start_daemon: Start
     assert daemon.get("/ready")[0] == 200
     assert completion(daemon, [5])[0] == 200
     assert daemon.stop() == 0
+    said = [line for line in daemon.log.splitlines() if re.search("ready: |no request for|sleeps|wakes", line)]
+    expected = ["ready: ", "no request for 0.5 s", "the engine sleeps", "the engine wakes: a request came", "ready: "]
+    assert all(words in line for words, line in zip(expected, said, strict=False))
 
 
 def test_systemds_watchdog_is_fed_by_the_loop_and_only_by_it(start_daemon: StartDaemon) -> None:
@@ -276,7 +280,10 @@ def test_an_engine_that_cannot_have_its_settings_ends_the_daemon_with_their_stat
 def test_a_model_that_is_not_there_ends_the_daemon_with_a_status_of_its_own(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--model", "/nonexistent.gguf", fake_engine=True)
     assert daemon.process.wait(60) == os.EX_UNAVAILABLE
-    assert "model_unavailable: '/nonexistent.gguf' is no path that exists" in daemon.log
+    assert (
+        daemon.log
+        == "pagedd: model_unavailable: '/nonexistent.gguf': there is no such file or folder; check the path\n"
+    )
 
 
 def test_a_port_that_is_taken_is_a_fault_of_the_settings(start_daemon: StartDaemon, tmp_path: Path) -> None:
@@ -287,7 +294,7 @@ def test_a_port_that_is_taken_is_a_fault_of_the_settings(start_daemon: StartDaem
         port = str(other.getsockname()[1])
         daemon = start_daemon("--http-port", port, "--api-key-file", str(key_file), fake_engine=True)
         assert daemon.process.wait(60) == os.EX_CONFIG
-    assert "invalid_setting: a socket cannot be opened" in daemon.log
+    assert f"invalid_setting: http_port {port} on 127.0.0.1: Address already in use; choose another" in daemon.log
 
 
 @pytest.mark.parametrize("flags", [["--max-num-seq", "3"], ["--block-size", "12"]])
@@ -371,7 +378,7 @@ def test_a_hangup_reads_quotas_and_log_level_anew_and_a_wrong_file_changes_nothi
         told = [event.reason for event in client.stats().events if event.kind == "reload"]
     assert told == [
         "taken over: quota",
-        "no setting was taken over; the log says why",
+        "the settings are wrong and stay as they are; the log says why",
         "taken over: log_level, quota",
     ]
     assert "READY=1" in daemon.notified()

@@ -394,11 +394,3 @@ async def test_the_served_name_may_be_configured(host: ScriptedHost, tmp_path: P
     assert isinstance(refused, Failed)
     assert refused.code == "model_not_found"
     await service.close()
-
-
-async def test_text_and_ids_turn_into_each_other(service: Service) -> None:
-    assert await service.tokenize(prompt("hé")) == [104, 195, 169]
-    assert service.detokenize([104, 256]) == "h<|im_end|>"
-    with pytest.raises(PageddError) as refused:
-        service.detokenize([259])
-    assert (refused.value.code, refused.value.field) == ("token_out_of_vocabulary", "tokens")

@@ -227,7 +227,7 @@ def test_a_prefix_is_evicted_though_the_disk_does_not_remove_it_and_that_is_said
     monkeypatch.setattr(Path, "unlink", lambda *args, **kwargs: may_answer.wait(60) and unlink(*args, **kwargs))
     b = stored()
     head = next(iter(b.disk.blocks()))
-    assert b.engine.evict_prefix(head.digest) == (0, 0, 3)
+    assert b.engine.evict_prefix(head.digest) == (0, 0, 3, 0)
     assert not b.disk.holds(head)
     may_answer.set()
     b.disk.finish()
@@ -321,7 +321,7 @@ def test_a_prefix_that_is_evicted_while_it_is_read_is_computed_and_is_nowhere(
     ((read, _),) = b.blocks.reads.values()
     if has_come:
         b.held_reads.pop()()
-    assert b.engine.evict_prefix(read.places[0].segment.blocks[0].digest) == (0, 0, 0)
+    assert b.engine.evict_prefix(read.places[0].segment.blocks[0].digest) == (0, 0, 0, 0)
     b.run()
     assert (b.output("a"), b.num_cached("a"), b.runner.num_loaded) == (cold(PROMPT, 2), 0, 0)
     assert not list(tmp_path.glob("*.kv"))

@@ -28,6 +28,7 @@ from pagedd.engine.scheduler import Scheduler
 from pagedd.kernels.kv_form import form_of
 
 NUM_OUTPUT_TOKENS = 10
+NUM_TOGETHER = 8
 NEAR_TIE = 1e-3
 # Every border of blocks of 8, 16 and 32, and some long ones.
 LENGTHS = [
@@ -60,13 +61,19 @@ def prompts(model_gguf: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def references(model_gguf: Path, prompts: list[list[int]]) -> list[Reference]:
+    """In batches of prompts of about the same length, padded on the left: weights are read once for all of a batch."""
     model = load_reference(model_gguf, torch.float32)
-    made = []
-    for prompt in prompts:
+    stop_ids = model.generation_config.eos_token_id
+    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    made: dict[int, Reference] = {}
+    for start in range(0, len(by_length), NUM_TOGETHER):
+        batch = by_length[start : start + NUM_TOGETHER]
+        width = len(prompts[batch[-1]])
+        paddings = [width - len(prompts[i]) for i in batch]
         with torch.inference_mode():
             answer = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                torch.tensor([[0] * padding + prompts[i] for i, padding in zip(batch, paddings, strict=True)]),
+                attention_mask=torch.tensor([[0] * padding + [1] * (width - padding) for padding in paddings]),
                 max_new_tokens=NUM_OUTPUT_TOKENS,
                 min_new_tokens=NUM_OUTPUT_TOKENS,
                 do_sample=False,
@@ -74,14 +81,13 @@ def references(model_gguf: Path, prompts: list[list[int]]) -> list[Reference]:
                 return_dict_in_generate=True,
             )
         # `min_new_tokens` masks ends of sequence, and so do the stop ids that the engine is given below.
-        gaps = []
-        for logits in answer.logits:
-            allowed = logits[0].clone()
-            allowed[model.generation_config.eos_token_id] = -math.inf
-            best = allowed.topk(2).values
-            gaps.append(float(best[0] - best[1]))
-        made.append(Reference(prompt, answer.sequences[0, len(prompt) :].tolist(), gaps))
-    return made
+        logits = torch.stack(answer.logits, dim=1)  # [batch, step, vocab]
+        logits[..., stop_ids] = -math.inf
+        best = logits.topk(2).values
+        gaps = (best[..., 0] - best[..., 1]).tolist()
+        for row, i in enumerate(batch):
+            made[i] = Reference(prompts[i], answer.sequences[row, width:].tolist(), gaps[row])
+    return [made[i] for i in range(len(prompts))]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,9 @@ def run_engine(model: LoadedModel, setting: Setting, prompts: list[list[int]]) -
     )
     storage = KVStorage(model.config, num_blocks, setting.block_size, form_of(model.dtype), model.device)
     blocks = BlockManager(num_blocks, setting.block_size, enable_prefix_caching=setting.caching)
-    engine = Engine(ModelRunner(model.model, storage, Sampler(), model.device), Scheduler(config, blocks))
+    # No time passes, in which who waits would become as urgent as who comes later.
+    scheduler = Scheduler(config, blocks, clock=lambda: 0.0)
+    engine = Engine(ModelRunner(model.model, storage, Sampler(), model.device), scheduler)
     answers: list[list[int]] = [[] for _ in prompts]
     params = SamplingParams(
         max_tokens=NUM_OUTPUT_TOKENS,

@@ -104,6 +104,13 @@ def test_install_below_a_destdir_touches_nothing_else_and_uninstall_removes_it(t
     assert "ExecStart=/usr/lib/pagedd/bin/pagedd\n" in installed
     packages = next((tmp_path / "usr/lib/pagedd/lib").glob("python3*/site-packages/pagedd"))
     assert {folder.name for folder in packages.iterdir()} >= {"client", "daemon", "engine", "kernels", "tui"}
+    below_root = [path for path in (tmp_path / "usr/lib/pagedd").rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [path for path in below_root if str(tmp_path).encode() in path.read_bytes()] == []
+    [compiled] = (packages / "daemon" / "__pycache__").glob("cli.*.pyc")
+    assert (
+        str(Path("/usr/lib/pagedd") / packages.relative_to(tmp_path / "usr/lib/pagedd")).encode()
+        in compiled.read_bytes()
+    )
 
     share = tmp_path / "usr/local/share"
     assert "complete " in (share / "bash-completion/completions/pagectl").read_text()
@@ -118,6 +125,7 @@ def test_install_below_a_destdir_touches_nothing_else_and_uninstall_removes_it(t
 
     subprocess.run([ROOT / "scripts" / "uninstall"], env=environ, check=True)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()] == ["pagedd.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["etc"], "no empty folder stays"
 
 
 def test_uninstall_removes_no_folder_that_is_not_an_installed_pagedd(tmp_path: Path) -> None:

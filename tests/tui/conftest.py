@@ -1,8 +1,10 @@
 """Sources that need no daemon: generated frames, and the recording that pagetop ships, both without waiting."""
 
 import asyncio
+import resource
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,17 @@ class FakeSource:
         self.done.append(action)
         if self.refusal is not None:
             raise self.refusal
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """No file can be longer meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class FrozenReplay(Replay):

@@ -1,9 +1,12 @@
 """The application without a terminal: keys do what the help says, and no size or terminal breaks it."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
+from textual.events import Key
+from textual.pilot import Pilot
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
@@ -18,7 +21,7 @@ from pagedd.tui.themes import GROUNDS, ROLES, choose_theme, make_palettes
 from pagedd.tui.widgets.block_map import BlockMap
 from pagedd.tui.widgets.request_list import RequestList
 
-from .conftest import NOW_S, FakeSource, FrozenReplay, make_app, screen_text, settled
+from .conftest import NOW_S, FakeSource, FrozenReplay, full_disk, make_app, screen_text, settled
 
 SCREENS = {"1": "Requests (", "2": "Holders", "3": "Requests (", "4": "Cached prefixes", "5": "Events: all kinds"}
 
@@ -236,7 +239,8 @@ async def test_a_daemon_with_few_pictures_is_seldom_asked_about_the_block_under_
 ) -> None:
     monkeypatch.setattr("pagedd.tui.widgets.block_words._REST_S", 0.0)
     now_s = NOW_S
-    engine = FakeEngine()
+    # All in sight from the beginning: a map of another size asks anew.
+    engine = FakeEngine(num_blocks=256)
     source = FakeSource([])
     asked_s: list[float] = []
     answer = source.block
@@ -633,3 +637,93 @@ async def test_the_next_theme_is_a_key_away_and_the_palette_lists_commands() -> 
         await settled(pilot)
         await pilot.pause(0.2)
         assert "Cancel request" in screen_text(app)
+
+
+async def press_at_once(pilot: "Pilot[None]", *keys: str) -> None:
+    """As a terminal sends them: all are there before the first is heeded."""
+    for key in keys:
+        pilot.app.post_message(Key(key, key if len(key) == 1 else None))
+    await settled(pilot)
+
+
+@pytest.mark.parametrize("keys", [("question_mark", "escape"), ("5", "enter", "escape")], ids=["help", "whole"])
+async def test_closing_twice_closes_nothing_below(keys: tuple[str, ...]) -> None:
+    app = make_app(FrozenReplay())
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        for key in keys[:-1]:
+            await pilot.press(key)
+            await settled(pilot)
+        depth = len(app.screen_stack)
+        await press_at_once(pilot, keys[-1], keys[-1], keys[-1])
+        assert app.is_running
+        assert len(app.screen_stack) == depth - 1 == 1
+
+
+async def test_an_impatient_yes_is_one() -> None:
+    source = make_source()
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        await press_at_once(pilot, "k", "k")
+        await press_at_once(pilot, "y", "y", "y")
+        assert [name for name, *_ in source.done] == ["cancel"]
+        assert len(app.screen_stack) == 1
+
+
+async def test_an_action_that_is_not_answered_yet_is_said() -> None:
+    source, is_answered = make_source(), asyncio.Event()
+
+    async def cancel(request_id: str) -> None:
+        await is_answered.wait()
+
+    source.cancel = cancel  # type: ignore[method-assign]
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        await pilot.press("k", "y")
+        await pilot.pause(0.7)
+        assert "the daemon is asked, and has not answered yet" in screen_text(app)
+        is_answered.set()
+        await settled(pilot)
+        assert "is cancelled" in screen_text(app)
+
+
+async def test_of_an_engine_that_sleeps_no_prefix_is_shown() -> None:
+    source, engine = make_source(), FakeEngine()
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        await pilot.press("4")
+        await settled(pilot)
+        assert "blocks hold indexed prefixes" in screen_text(app)
+        asleep = engine.frame()
+        asleep.state, asleep.blocks, asleep.requests = "asleep", None, []
+        source.say(asleep)
+        await settled(pilot)
+        assert "asleep: nothing is cached" in screen_text(app)
+        assert "indexed prefixes" not in screen_text(app)
+
+
+async def test_a_recording_that_is_damaged_says_where_it_ends_and_stays() -> None:
+    source = make_source()
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        source.say(Link("ended", "a.pagetop: the file is damaged"))
+        await settled(pilot)
+        assert "nothing after this can be shown. a.pagetop: the file is damaged" in screen_text(app)
+        assert "Requests (" in screen_text(app)
+
+
+async def test_a_recording_that_a_full_disk_ends_is_said(tmp_path: Path) -> None:
+    source = make_source()
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        app.session.start_recording(tmp_path / "a.pagetop")
+        with full_disk(100):
+            await pilot.press("r")
+            await settled(pilot)
+        assert "the recording has ended (File too large)" in screen_text(app)
+        assert "recording  " not in screen_text(app).splitlines()[0]

@@ -1,12 +1,14 @@
-"""The real program in a terminal of its own: it sleeps until somebody types or a frame comes."""
+"""The real program in a terminal of its own: it sleeps until there is something to do, and leaves all as it was."""
 
 import os
+import re
 import select
+import signal
 import sys
 import tempfile
+import termios
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,18 +21,28 @@ from pagedd.client.protocol import encode
 
 WAIT_S = 60.0
 # The daemon's next frame is so far away that nothing has to be said of this one's age.
-FAR_S = 600.0
+FAR_S = 59.0
+
+
+# What a terminal begins with; all else that is set at the end was left behind.
+PLAIN_MODES = {b"7": b"h", b"25": b"h"}
 
 
 class Program:
-    """Pagetop beside a daemon that said one thing."""
+    """Pagetop beside a daemon that said one thing; its standard error is a file. A shell does `before` it."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, before: str = "") -> None:
+        self.errors = Path(directory, "errors")
+        self._seen = b""
         self._context = zmq.Context()
         publisher = self._context.socket(zmq.XPUB)
         publisher.bind(ipc(Endpoints(Path(directory)).stats))
+        # It answers no question. Without it, pagetop would look for some seconds whether it is there.
+        self._context.socket(zmq.ROUTER).bind(ipc(Endpoints(Path(directory)).requests))
         command = [sys.executable, "-P", "-m", "pagedd.tui.app", "--runtime-dir", directory]
-        self.process, self._terminal = start_in_terminal(command, rows=30, columns=120)
+        shell = ["sh", "-c", f'{before} exec "$@" 2>{self.errors}', "sh"]
+        self.process, self._terminal = start_in_terminal([*shell, *command], rows=30, columns=120)
+        self._attributes = termios.tcgetattr(self._terminal)
         assert publisher.poll(int(WAIT_S * 1000)), "it subscribes"
         frame = FakeEngine().frame()
         frame.interval_s = FAR_S
@@ -42,18 +54,46 @@ class Program:
 
     def expect(self, word: str) -> None:
         """Reads until that is written."""
-        seen, limit_s = b"", time.monotonic() + WAIT_S
-        while word.encode() not in seen:
-            assert time.monotonic() < limit_s, seen[-2000:]
-            if select.select([self._terminal], [], [], 0.05)[0]:
-                seen += os.read(self._terminal, 1 << 16)
+        start = len(self._seen)
+        self._read_until(lambda: word.encode() in self._seen[start:])
 
     def status(self) -> int:
         """What it ends with; it cannot as long as nobody reads what it writes."""
-        with suppress(OSError):
-            while os.read(self._terminal, 1 << 16):
-                pass
-        return self.process.wait(WAIT_S)
+        self._read_until(lambda: self.process.poll() is not None)
+        return self.process.wait()
+
+    def stop(self, number: int) -> None:
+        """Returns when it stands still."""
+        self.process.send_signal(number)
+        self.await_stop()
+
+    def await_stop(self) -> None:
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        self._read_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+    def hang_up(self) -> None:
+        """The other end of the terminal goes."""
+        os.close(self._terminal)
+        self._terminal = os.open(os.devnull, os.O_RDWR)
+
+    def is_plain(self) -> bool:
+        """Whether the terminal is as it was before."""
+        modes = dict(re.findall(rb"\x1b\[\?(\d+)([hl])", self._seen))
+        left = {mode: to for mode, to in modes.items() if to != PLAIN_MODES.get(mode, b"l")}
+        has_keys = self._seen.count(b"\x1b[>") > self._seen.count(b"\x1b[<u")
+        return not left and not has_keys and termios.tcgetattr(self._terminal) == self._attributes
+
+    def _read_until(self, condition: Callable[[], bool]) -> None:
+        limit_s, is_open = time.monotonic() + WAIT_S, True
+        while not (is_met := condition()) or is_open:
+            assert time.monotonic() < limit_s, self._seen[-2000:]
+            is_open = bool(select.select([self._terminal], [], [], 0.0 if is_met else 0.05)[0])
+            if is_open:
+                try:
+                    self._seen += os.read(self._terminal, 1 << 16)
+                except OSError:  # all others have closed it
+                    is_open = False
+                    time.sleep(0.05)
 
     def turns(self) -> int:
         """How often any of its threads has had a processor."""
@@ -68,12 +108,23 @@ class Program:
 
 
 @pytest.fixture
-def program() -> Iterator[Program]:
+def start() -> Iterator[Callable[..., Program]]:
     # Not pytest's own: a Unix socket's path is at most 107 bytes long.
     with tempfile.TemporaryDirectory(prefix="pagetop-") as directory:
-        started = Program(directory)
-        yield started
-        started.close()
+        programs: list[Program] = []
+
+        def starting(before: str = "") -> Program:
+            programs.append(Program(directory, before))
+            return programs[-1]
+
+        yield starting
+        for program in programs:
+            program.close()
+
+
+@pytest.fixture
+def program(start: Callable[..., Program]) -> Program:
+    return start()
 
 
 def test_while_nobody_types_and_no_frame_is_due_it_sleeps(program: Program) -> None:
@@ -95,3 +146,49 @@ def test_an_escape_alone_is_a_key_and_bytes_that_are_no_text_end_nothing(program
     program.expect("Events")
     program.type(b"q")
     assert program.status() == 0
+
+
+def test_it_draws_on_standard_output(program: Program) -> None:
+    program.type(b"q")
+    assert program.status() == 0
+    assert program.is_plain()
+    assert program.errors.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP), (signal.SIGQUIT, -signal.SIGQUIT)],
+)
+def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(program: Program, number: int, status: int) -> None:
+    program.process.send_signal(number)
+    assert program.status() == status
+    assert program.is_plain()
+
+
+def test_whatever_stopped_it_it_goes_on_and_leaves_the_terminal_as_it_was(program: Program) -> None:
+    program.stop(signal.SIGSTOP)
+    program.process.send_signal(signal.SIGCONT)
+    program.expect("fragmentation")
+    for _ in range(2):
+        program.type(b"\x1a")
+        program.await_stop()
+        assert program.is_plain(), "a shell has it now"
+        program.process.send_signal(signal.SIGCONT)
+        program.expect("fragmentation")
+    program.type(b"q")
+    assert program.status() == 0
+    assert program.is_plain()
+
+
+def test_a_terminal_that_goes_ends_it_also_where_hangups_are_ignored(start: Callable[..., Program]) -> None:
+    program = start(before="trap '' HUP;")
+    program.hang_up()
+    assert program.process.wait(WAIT_S) == 128 + signal.SIGHUP
+
+
+def test_a_terminal_that_nobody_reads_does_not_keep_it(program: Program) -> None:
+    # Each is more than the terminal takes unread.
+    program.type(b"tttt")
+    time.sleep(0.5)
+    program.process.send_signal(signal.SIGTERM)
+    assert program.process.wait(WAIT_S) == -signal.SIGTERM

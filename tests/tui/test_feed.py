@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,15 @@ from pagedd.tui.state import Link
 
 
 class Publisher:
-    """A stats socket in a thread, which publishes the same frame again and again while it is open."""
+    """A stats socket in a thread, which publishes the same frame again and again, unless it `is_silent`."""
 
     def __init__(self, directory: Path) -> None:
         self._path = Endpoints(directory).stats
         self._payload = encode(FakeEngine(num_blocks=16, num_requests=1).frame())
         self._commands: queue.Queue[str] = queue.Queue()
         self._thread: threading.Thread | None = None
+        self.num_sent = 0
+        self.is_silent = False
 
     def open(self) -> None:
         self._thread = threading.Thread(target=self._run)
@@ -41,8 +44,10 @@ class Publisher:
         socket = context.socket(zmq.PUB)
         socket.bind(ipc(self._path))
         while self._commands.empty():
-            socket.send(self._payload)
-            threading.Event().wait(0.02)
+            if not self.is_silent:
+                socket.send(self._payload)
+                self.num_sent += 1
+            time.sleep(0.02)
         self._commands.get()
         context.destroy(linger=0)
 
@@ -116,11 +121,13 @@ async def test_whoever_records_gets_every_frame_however_slowly_they_are_taken(tm
         live.gives_every_frame = True
         while not isinstance(await anext(updates), StatsFrame):
             pass
-        # Twenty are said meanwhile; without them the newest alone would wait.
-        await asyncio.sleep(0.4)
-        taken = [anext(updates) for _ in range(10)]
-        async with asyncio.timeout(0.15):
-            assert all([isinstance(await update, StatsFrame) for update in taken])
+        num_sent = publisher.num_sent + 20
+        while publisher.num_sent < num_sent:  # noqa: ASYNC110 (a thread sets no event)
+            await asyncio.sleep(0.02)
+        publisher.is_silent = True
+        # Were they not kept, the newest alone would be there.
+        async with asyncio.timeout(20):
+            assert all([isinstance(await anext(updates), StatsFrame) for _ in range(10)])
     finally:
         await updates.aclose()  # type: ignore[attr-defined]
         await live.close()

@@ -2,18 +2,21 @@
 
 import math
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
 from pagedd.bench.frames import FakeEngine
-from pagedd.client.questions import PrefixNode
+from pagedd.client.errors import PageddError
+from pagedd.client.questions import BlockDetail, Prefixes, PrefixNode
 from pagedd.client.stats_frame import BlockMap, Device, Event, Machine, StatsFrame
 from pagedd.tui.glyphs import UNICODE
 from pagedd.tui.line import text_of, width_of
 from pagedd.tui.once import once_lines
 from pagedd.tui.renderables.header import Modes
+from pagedd.tui.sense import nonsense
 from pagedd.tui.session import Session
 from pagedd.tui.state import State
 
@@ -151,3 +154,65 @@ def test_words_of_a_daemon_are_shown_without_what_would_steer_the_terminal() -> 
     lines = once_lines(state, Modes(), 200, UNICODE)
     assert "日本" in "".join(lines)
     assert not [line for line in lines if control_characters(line)]
+
+
+def floats_of(message: Any) -> Iterator[tuple[Any, str]]:
+    """Everything in a message that holds a float, and the name that it has there."""
+    for field in msgspec.structs.fields(message):
+        value = getattr(message, field.name)
+        if field.type in (float, float | None):
+            yield message, field.name
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, msgspec.Struct):
+                yield from floats_of(item)
+
+
+def full_message(kind: type[Any]) -> Any:
+    if kind is BlockDetail:
+        return BlockDetail(id="", index=0, state="used", last_use_s=1.0)
+    if kind is Prefixes:
+        return Prefixes(id="", nodes=FakeEngine().prefixes())
+    frame = FakeEngine(num_blocks=64, num_requests=3).frame()
+    frame.machine = Machine(devices=[Device(index=0)])
+    frame.events = [Event(seq=1, time_s=0.0, kind="x", reason="x")]
+    return frame
+
+
+@pytest.mark.parametrize("kind", [StatsFrame, BlockDetail, Prefixes])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_every_number_of_a_message_is_looked_at(kind: type[Any], value: float) -> None:
+    message = full_message(kind)
+    assert nonsense(message) is None
+    places = list(floats_of(message))
+    assert places
+    for holder, name in places:
+        before = getattr(holder, name)
+        setattr(holder, name, value)
+        assert name in str(nonsense(message))
+        setattr(holder, name, before)
+
+
+@pytest.mark.parametrize("interval_s", [0.0, -1.0, 60.0])
+def test_a_picture_that_could_never_be_late_is_refused(interval_s: float) -> None:
+    frame = FakeEngine().frame()
+    frame.interval_s = interval_s
+    assert nonsense(frame) == f"interval_s is {interval_s}"
+
+
+async def test_an_answer_that_makes_no_sense_is_refused_with_the_reason() -> None:
+    source = FakeSource([])
+    answer = BlockDetail(id="", index=0, state="cached", last_use_s=math.inf)
+
+    async def block(index: int) -> BlockDetail:
+        return answer
+
+    source.block = block  # type: ignore[method-assign]
+    with pytest.raises(PageddError, match="an answer that makes no sense: last_use_s is inf"):
+        await Session(source, clock=lambda: NOW_S).block(0)
+
+
+@pytest.mark.parametrize("width", [1, 5, 12])
+def test_text_is_no_wider_than_what_it_is_for(width: int) -> None:
+    state = State()
+    state.take(FakeEngine(num_blocks=64, num_requests=3).frame(), NOW_S)
+    assert all(width_of([(line, "")]) <= width for line in once_lines(state, Modes(), width, UNICODE))

@@ -2,17 +2,25 @@
 
 import gzip
 import json
+import math
+import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pagedd.bench.frames import FakeEngine
 from pagedd.client.errors import PageddError
+from pagedd.client.protocol import encode
 from pagedd.client.questions import Prefixes, RequestText
 from pagedd.client.stats_frame import StatsFrame
 from pagedd.tui.app import main
 from pagedd.tui.recording import DEMO, FORMAT, Recorder, Replay, block_question, read, text_question
 from pagedd.tui.state import Link
+
+from .conftest import full_disk
 
 # Made by the first version that could have recorded: frames without machine, events, fills and ages.
 OLD = Path(__file__).with_name("recordings") / "before-events.pagetop"
@@ -66,6 +74,8 @@ def test_a_recording_of_an_older_version_still_replays() -> None:
         (b"", "it is no recording of pagetop"),
         (gzip.compress(b"PNG\n"), "it is no recording of pagetop"),
         (gzip.compress(b"[]\n"), "it is no recording of pagetop"),
+        (gzip.compress(b'{"format": Infinity, "pagedd": "x"}\n'), "it is no recording of pagetop"),
+        (gzip.compress(b'{"format": 0, "pagedd": "x"}\n'), "it is no recording of pagetop"),
         (
             gzip.compress(json.dumps({"format": FORMAT + 1, "pagedd": "9.9.9"}).encode() + b"\n"),
             f"format {FORMAT + 1}, written by pagedd 9.9.9; this version reads up to {FORMAT}: update it",
@@ -81,6 +91,7 @@ def test_a_recording_of_an_older_version_still_replays() -> None:
             "a message at 0.0 s that this version cannot read",
         ),
     ],
+    ids=["no gzip", "empty", "no JSON", "no header", "newer", "damaged", "an unknown message"],
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "a.pagetop"
@@ -134,3 +145,73 @@ def test_the_demo_is_a_recording_of_this_version_and_small() -> None:
     assert any(isinstance(message, Prefixes) for message in messages)
     assert any(isinstance(message, RequestText) for message in messages)
     assert DEMO.stat().st_size < 400_000
+
+
+def written(path: Path, *times_s: float) -> Path:
+    """A recording with a frame at each of these times, as a damaged one may have them."""
+    recorder = Recorder(path, started_s=0.0)
+    for at_s in times_s:
+        payload = encode(FakeEngine(num_blocks=64, num_requests=3).frame())
+        recorder._file.write(struct.pack(">BdI", 0, at_s, len(payload)) + payload)
+    recorder.close()
+    return path
+
+
+@pytest.mark.parametrize("times_s", [(math.inf,), (math.nan,), (-1.0,), (0.0, 2.0, 1.0)])
+def test_a_time_that_cannot_be_is_a_damaged_file(tmp_path: Path, times_s: tuple[float, ...]) -> None:
+    with pytest.raises(PageddError, match="the file is damaged"):
+        list(read(written(tmp_path / "a.pagetop", *times_s)))
+
+
+async def test_a_long_silence_is_shown_as_a_shorter_one(tmp_path: Path) -> None:
+    replay = Replay(written(tmp_path / "a.pagetop", 0.0, 1e18, 1e18), speed=1000)
+    assert len([update async for update in replay.updates()]) == 4
+
+
+def test_without_a_picture_there_is_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "a.pagetop")
+    assert main(["--once", "--replay", str(path)]) == 1
+    assert "it ends before the first picture" in capsys.readouterr().err
+
+
+def test_a_pipe_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    assert main(["--once", "--replay", str(path)]) == 1
+    assert "it is no file" in capsys.readouterr().err
+
+
+def test_once_on_a_full_disk_shows_the_picture_and_says_what_became_of_the_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with full_disk(100):
+        assert main(["--once", "--demo", "--speed", "1000", "--record", str(tmp_path / "a.pagetop")]) == 1
+    captured = capsys.readouterr()
+    assert "fragmentation" in captured.out
+    assert captured.err == (
+        f"pagetop: invalid_setting: {tmp_path}/a.pagetop: the recording has ended (File too large);"
+        " choose another place\n"
+    )
+
+
+def test_a_recording_that_cannot_be_made_is_said_before_there_is_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pagedd.tui.app.why_no_screen", lambda _: "")
+    assert main(["--demo", "--record", "/nowhere/a.pagetop"]) == 1
+    assert "/nowhere/a.pagetop: cannot be made" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", [">/dev/full", ">&-"])
+def test_an_output_that_takes_nothing_is_said_in_a_line(output: str) -> None:
+    command = f"exec {sys.executable} -P -m pagedd.tui.app --once --demo --speed 1000 {output}"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("pagetop: invalid_setting: standard output ")
+
+
+@pytest.mark.parametrize("speed", ["0", "1e-300", "nan", "1e9"])
+def test_a_speed_at_which_nothing_would_be_seen_is_refused(speed: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["--once", "--demo", "--speed", speed])

@@ -3,13 +3,16 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from pagedd.bench.frames import FakeEngine
+from pagedd.client.errors import PageddError
 from pagedd.client.stats_frame import StatsFrame
-from pagedd.tui.recording import read
+from pagedd.tui.recording import Recorder, Replay, read
 from pagedd.tui.session import Session
 from pagedd.tui.state import GREY_S, Link
 
-from .conftest import FakeSource
+from .conftest import FakeSource, full_disk
 
 
 class Clock:
@@ -111,3 +114,44 @@ async def test_a_picture_is_as_old_as_its_daemon_said_it_would_be_before_it_look
     assert not session.is_stale
     clock.now_s += 0.2
     assert session.is_stale
+
+
+async def test_a_full_disk_ends_the_recording_with_the_reason_and_watching_goes_on(tmp_path: Path) -> None:
+    clock, source, frames = Clock(), FakeSource([]), some_frames(12)
+    session = Session(source, clock=clock)
+    path = session.start_recording(tmp_path / "all.pagetop")
+    with full_disk(1000):
+        assert drawn(session, clock, frames) == list(range(1, 13))
+    assert not session.modes.is_recording
+    assert not source.gives_every_frame
+    fault = session.take_fault()
+    assert fault is not None
+    assert fault.message == f"{path}: the recording has ended (File too large); choose another place"
+    assert session.take_fault() is None
+    assert session.stop_recording() is None
+
+
+async def test_a_disk_that_is_full_at_the_end_is_said_and_the_next_recording_begins(tmp_path: Path) -> None:
+    session = Session(FakeSource([]), clock=Clock())
+    session.start_recording(tmp_path / "a.pagetop")
+    session.take(some_frames(1)[0])
+    with full_disk(100), pytest.raises(PageddError, match=r"a\.pagetop: the recording has ended"):
+        session.stop_recording()
+    session.start_recording(tmp_path / "b.pagetop")
+    with full_disk(100):
+        await session.close()
+    assert "b.pagetop" in str(session.take_fault())
+
+
+async def test_a_recording_that_is_damaged_ends_the_picture_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "a.pagetop"
+    recorder = Recorder(path, started_s=0.0)
+    recorder.write(some_frames(1)[0], 0.0)
+    recorder.write(some_frames(1)[0], -1.0)
+    recorder._file.write(b"\x09" * 13)
+    recorder.close()
+    session = Session(Replay(path, speed=1000))
+    await session.watch(lambda: None)
+    assert session.state.frame is not None
+    assert session.state.link.state == "ended"
+    assert "a record of kind 9" in session.state.link.error

@@ -8,18 +8,28 @@ from pagedd.tui.line import Line, Span
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """`key` as shown, what it does, and the name that the terminal library has for it."""
+    """`key` as shown, what it does, and the name that the terminal library has for it.
+
+    `short` stands in the place of the label on narrow screens.
+    """
 
     key: str
     label: str
     press: str
+    short: str | None = None
+
+    @property
+    def words(self) -> str:
+        return f" {self.label}" if self.label else ""
 
     @property
     def width(self) -> int:
-        return len(self.key) + 1 + len(self.label)
+        return len(self.key) + len(self.words)
 
 
 _GAP = 2
+# On narrower screens, keys that act matter more than the names of screens.
+_WIDE = 100
 
 
 def spelled(hints: list[Hint], glyphs: Glyphs) -> list[Hint]:
@@ -33,6 +43,8 @@ def placed(hints: list[Hint], width: int) -> list[tuple[int, Hint]]:
 
     The last two are how to get help and how to leave: they go last.
     """
+    if width < _WIDE:
+        hints = [hint if hint.short is None else replace(hint, label=hint.short) for hint in hints]
     ways_out = hints[-2:]
     room = width - sum(hint.width + _GAP for hint in ways_out)
     found: list[tuple[int, Hint]] = []
@@ -50,7 +62,7 @@ def footer_line(hints: list[Hint], width: int) -> Line:
     line: list[Span] = []
     end = 0
     for at, hint in placed(hints, width):
-        line += [(" " * (at - end), ""), (hint.key, "key"), (f" {hint.label}", "dim")]
+        line += [(" " * (at - end), ""), (hint.key, "key"), (hint.words, "dim")]
         end = at + hint.width
     return line
 

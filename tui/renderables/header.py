@@ -48,8 +48,7 @@ def _about(state: State, frame: StatsFrame, cache: str) -> list[Line]:
     ]
     parts = [part for part in parts if part[0][0]]
     if frame.state != "ready":
-        detail = f" ({printable(frame.detail)})" if frame.detail not in ("", frame.state) else ""
-        parts.insert(0, [(f"{printable(frame.state)}{detail}", "warn")])
+        parts.insert(0, [(printable(frame.state_in_words), "warn")])
     return parts
 
 

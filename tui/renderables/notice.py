@@ -23,10 +23,12 @@ class Notice:
 
 
 def age_notice(state: State, age_s: float) -> Notice:
-    """Why the picture is grey; `age_s` is how old it is."""
+    """Why the picture is grey, or the last one; `age_s` is how old it is."""
     age = numbers.duration(age_s)
     if state.link.state == "lost":
         return Notice(f"disconnected, retrying: all above is {age} old. {state.link.error}", "bad", is_lasting=True)
+    if state.link.state == "ended":
+        return Notice(f"nothing after this can be shown. {state.link.error}", "bad", is_lasting=True)
     if state.is_held:
         reason = state.frame.detail if state.frame is not None else ""
         return Notice(f"{reason}. Blocks and requests are those of before it", "bad", is_lasting=True)

@@ -83,6 +83,7 @@ def _number(value: float | None, width: int, glyphs: Glyphs) -> Span:
     return numbers.count(value, width, glyphs.missing), "" if value else "dim"
 
 
+_MODEL = "model"
 COLUMNS = (
     Column("id", 8, 0, lambda s, g: (short_name(s), ""), lambda s: name(s), is_left=True),
     Column("who", 8, 3, lambda s, g: (fit(printable(s.row.user), 8, g.ellipsis), ""), lambda s: s.row.user, True),
@@ -122,7 +123,7 @@ COLUMNS = (
         order=lambda s: s.row.age_s,
         is_descending=True,
     ),
-    Column("model", 16, 12, lambda s, g: (fit(printable(s.row.model), 16, g.ellipsis), "dim"), is_left=True),
+    Column(_MODEL, 16, 12, lambda s, g: (fit(printable(s.row.model), 16, g.ellipsis), "dim"), is_left=True),
 )
 SORTS = tuple(column.name for column in COLUMNS if column.order is not None)
 # The text of a request takes what is left, when that is enough to read.
@@ -134,11 +135,12 @@ _LEAST_BESIDE = {5: 22, 11: 32}
 
 
 @lru_cache(maxsize=8)
-def columns_for(width: int) -> list[Column]:
-    """The columns that fit into `width`, in the table's order."""
+def columns_for(width: int, has_models: bool = False) -> list[Column]:
+    """The columns that fit into `width`, in the table's order; `has_models` when the rows' models differ."""
     chosen: set[str] = set()
     used = _MARK_WIDTH
-    for column in sorted(COLUMNS, key=lambda column: column.rank):
+    wanted = [column for column in COLUMNS if has_models or column.name != _MODEL]
+    for column in sorted(wanted, key=lambda column: column.rank):
         reserved = max((least for rank, least in _LEAST_BESIDE.items() if column.rank >= rank), default=0)
         if used + len(_lead(column)) + column.width + reserved > width:
             break
@@ -147,35 +149,35 @@ def columns_for(width: int) -> list[Column]:
     return [column for column in COLUMNS if column.name in chosen]
 
 
-def header_line(width: int, sort: str, is_reversed: bool, glyphs: Glyphs) -> Line:
+def header_line(width: int, sort: str, is_reversed: bool, glyphs: Glyphs, has_models: bool = False) -> Line:
     """The columns' names, with the direction at the one that the rows are sorted by."""
     line: list[Span] = [(" " * _MARK_WIDTH, "")]
-    columns = columns_for(width)
+    columns = columns_for(width, has_models)
     for column in columns:
         is_sort = column.name == sort
         is_falling = column.is_descending != is_reversed
         text = column.name + ((glyphs.down if is_falling else glyphs.up) if is_sort else "")
         aligned = text.ljust(column.width) if column.is_left else text.rjust(column.width)
         line += [(_lead(column), ""), (aligned[: column.width], "accent" if is_sort else "dim")]
-    if _room(width) >= _MIN_WHAT:
+    if _room(width, has_models) >= _MIN_WHAT:
         line.append((f"  {_WHAT}", "dim"))
     return line
 
 
-def request_line(sequence: Sequence, width: int, glyphs: Glyphs) -> Line:
+def request_line(sequence: Sequence, width: int, glyphs: Glyphs, has_models: bool = False) -> Line:
     """One row, exactly `width` cells wide."""
     glyph, role = mark(sequence, glyphs)
     line: list[Span] = [(glyph, role)]
-    columns = columns_for(width)
+    columns = columns_for(width, has_models)
     for column in columns:
         text, cell_role = column.cell(sequence, glyphs)
         aligned = text.ljust(column.width) if column.is_left else text.rjust(column.width)
         line += [(_lead(column), ""), (aligned, cell_role)]
-    room = _room(width)
+    room = _room(width, has_models)
     if room >= _MIN_WHAT:
         line += [("  ", ""), (fit(first_words(sequence, glyphs), room, glyphs.ellipsis), "dim")]
         return line
-    return [*line, (" " * (width - _used(width)), "")]
+    return [*line, (" " * (width - _used(width, has_models)), "")]
 
 
 def about_lines(sequence: Sequence, glyphs: Glyphs) -> list[Line]:
@@ -195,15 +197,15 @@ def about_lines(sequence: Sequence, glyphs: Glyphs) -> list[Line]:
     ]
 
 
-def _room(width: int) -> int:
+def _room(width: int, has_models: bool) -> int:
     """What is left for the text, after the gap before it."""
-    return width - _used(width) - 2
+    return width - _used(width, has_models) - 2
 
 
 @lru_cache(maxsize=8)
-def _used(width: int) -> int:
+def _used(width: int, has_models: bool) -> int:
     """Cells of the columns that fit into `width`."""
-    return _MARK_WIDTH + sum(len(_lead(column)) + column.width for column in columns_for(width))
+    return _MARK_WIDTH + sum(len(_lead(column)) + column.width for column in columns_for(width, has_models))
 
 
 def first_words(sequence: Sequence, glyphs: Glyphs) -> str:
@@ -213,15 +215,20 @@ def first_words(sequence: Sequence, glyphs: Glyphs) -> str:
     return f"{quote[0]}{printable(row.preview)}{quote[1]}" if row.preview else ""
 
 
-def sort_of(x: int, width: int) -> str | None:
+def sort_of(x: int, width: int, has_models: bool = False) -> str | None:
     """The column under `x` of the header, if rows can be sorted by it."""
     left = _MARK_WIDTH
-    for column in columns_for(width):
+    for column in columns_for(width, has_models):
         left += len(_lead(column))
         if left <= x < left + column.width:
             return column.name if column.order is not None else None
         left += column.width
     return None
+
+
+def models_differ(sequences: Iterable[Sequence]) -> bool:
+    """Otherwise the header says which it is."""
+    return len({sequence.row.model for sequence in sequences}) > 1
 
 
 def arranged(sequences: Iterable[Sequence], words: str, sort: str, is_reversed: bool) -> list[Sequence]:

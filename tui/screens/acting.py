@@ -33,7 +33,7 @@ class ActingView(View):
         raise NotImplementedError
 
     def action_cancel_request(self) -> None:
-        sequence = self.chosen()
+        sequence = self._asked_about()
         if sequence is None:
             return
         request_id, source = sequence.row.request_id, self.session.source
@@ -52,8 +52,12 @@ class ActingView(View):
         question = f"Cancel this request of {row.user or 'nobody'}{whole}?"
         self.app.push_screen(Confirm(question, about_lines(sequence, self.glyphs), "cancel it"), answered)
 
+    def _asked_about(self) -> Sequence | None:
+        """The request to act on; None also when a question is on screen already, as keys may come in faster."""
+        return self.chosen() if self.is_active else None
+
     def action_change_priority(self, direction: int) -> None:
-        sequence = self.chosen()
+        sequence = self._asked_about()
         if sequence is None:
             return
         request_id, source, now = sequence.row.request_id, self.session.source, sequence.row.priority

@@ -9,6 +9,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 
 from pagedd.tui.line import Line, Span, cut, fit, printable
+from pagedd.tui.screens.closing import close
 from pagedd.tui.widgets.painted import Look
 from pagedd.tui.widgets.pane import Pane
 
@@ -74,10 +75,10 @@ class Confirm(ModalScreen[bool | int | None]):
         self.call_after_refresh(self._draw)
 
     def action_accept(self) -> None:
-        self.dismiss(True if self._value is None else self._value)
+        close(self, True if self._value is None else self._value)
 
     def action_leave(self) -> None:
-        self.dismiss(None)
+        close(self)
 
     def action_change(self, steps: int) -> None:
         if self._value is not None:

@@ -9,6 +9,7 @@ from textual.widget import Widget
 from pagedd.tui.line import Line, cut
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.renderables.help_text import help_lines
+from pagedd.tui.screens.closing import close
 from pagedd.tui.screens.view import View
 from pagedd.tui.widgets.list_pane import ListPane
 
@@ -16,7 +17,7 @@ from pagedd.tui.widgets.list_pane import ListPane
 class Help(View):
     HINTS: ClassVar[list[Hint]] = [Hint("esc", "back", "escape"), Hint("j k", "move", "j")]
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q", "app.pop_screen", show=False),
+        Binding("escape,question_mark,q", "close", show=False),
         Binding("k", "up", show=False),
     ]
     AUTO_FOCUS = "ListPane"
@@ -32,6 +33,9 @@ class Help(View):
 
     def draw(self) -> None:
         self._list.show_items(list(enumerate(help_lines(self._list.size.width, self.glyphs))))
+
+    def action_close(self) -> None:
+        close(self)
 
     def action_up(self) -> None:
         self._list.action_move(-1)

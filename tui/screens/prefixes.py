@@ -8,7 +8,7 @@ from textual.widget import Widget
 
 from pagedd.client.errors import PageddError
 from pagedd.client.questions import Prefixes as PrefixesAnswer
-from pagedd.tui.line import Line, cut
+from pagedd.tui.line import Line, cut, printable
 from pagedd.tui.renderables import numbers
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.renderables.prefixes import (
@@ -57,7 +57,10 @@ class Prefixes(View):
         self._polling.stop()
 
     def draw(self) -> None:
-        self._polling.tick(self.session)
+        if self._has_cache:
+            self._polling.tick(self.session)
+        else:
+            self._answer, self._error = None, ""
         share = self.query_one("#share", Pane)
         share.show([cut(self._share(), share.size.width)])
         nodes = [] if self._answer is None else self._answer.nodes
@@ -77,7 +80,7 @@ class Prefixes(View):
 
     def action_evict(self) -> None:
         branch = self._tree.current
-        if branch is None:
+        if branch is None or not self.is_active:  # asked already: keys may come in faster
             return
         digest, source = branch.node.digest, self.session.source
 
@@ -96,6 +99,12 @@ class Prefixes(View):
     def _tree(self) -> ListPane[Branch]:
         return self.query_one(ListPane)
 
+    @property
+    def _has_cache(self) -> bool:
+        """Not without an engine; while one is in a long step its cache is what it was."""
+        frame = self.state.frame
+        return frame is None or frame.blocks is not None or self.state.is_held
+
     async def _take(self) -> None:
         try:
             self._answer, self._error = await self.session.prefixes(), ""
@@ -105,6 +114,8 @@ class Prefixes(View):
             self.draw()
 
     def _share(self) -> Line:
+        if not self._has_cache and self.state.frame is not None:
+            return [(f"{printable(self.state.frame.state)}: nothing is cached", "dim")]
         if self._answer is None:
             return [(self._error or "asking the daemon", "warn" if self._error else "dim")]
         num_blocks, total = self._answer.num_blocks, self.state.figure("num_blocks")

@@ -24,6 +24,7 @@ from pagedd.tui.renderables.detail import (
 from pagedd.tui.renderables.footer import Hint
 from pagedd.tui.renderables.requests import first_words, name
 from pagedd.tui.screens.acting import ACTING_HINTS, ActingView
+from pagedd.tui.screens.closing import close
 from pagedd.tui.screens.polling import Polling
 from pagedd.tui.screens.view import HELP
 from pagedd.tui.state import Sequence, State
@@ -39,7 +40,7 @@ class Request(ActingView):
 
     HINTS: ClassVar[list[Hint]] = [*ACTING_HINTS[1:], HELP, Hint("esc", "back", "escape")]
     HINTS_ENDED: ClassVar[list[Hint]] = [HELP, Hint("esc", "back", "escape")]
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "app.pop_screen", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", show=False)]
     DEFAULT_CSS = """
     Request #figures { height: 5; }
     Request #timeline { height: 4; }
@@ -77,6 +78,9 @@ class Request(ActingView):
 
     def chosen(self) -> Sequence | None:
         return self.state.sequence(self._key)
+
+    def action_close(self) -> None:
+        close(self)
 
     def hints(self) -> list[Hint]:
         return self.HINTS if self.chosen() is not None else self.HINTS_ENDED

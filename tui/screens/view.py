@@ -23,11 +23,11 @@ from pagedd.tui.widgets.pane import Pane
 
 MIN_WIDTH, MIN_HEIGHT = 40, 12
 NAVIGATION = [
-    Hint("1", "overview", "1"),
-    Hint("2", "blocks", "2"),
-    Hint("3", "requests", "3"),
-    Hint("4", "prefixes", "4"),
-    Hint("5", "events", "5"),
+    Hint("1", "overview", "1", ""),
+    Hint("2", "blocks", "2", ""),
+    Hint("3", "requests", "3", ""),
+    Hint("4", "prefixes", "4", ""),
+    Hint("5", "events", "5", "screens"),
 ]
 HELP = Hint("?", "help", "question_mark")
 QUIT = Hint("q", "quit", "q")
@@ -153,7 +153,7 @@ class View(Screen[None]):
         now_s = session.clock()
         self._header.show_state(session.state, session.modes, now_s)
         notice = self.watching.notice
-        if notice is None and session.is_stale and self.state.frame is not None:
+        if notice is None and self.state.frame is not None and (session.is_stale or self.state.link.error):
             notice = age_notice(self.state, self.state.age_s(now_s))
         if self._keys.show_hints(self.hints(), notice):
             self.call_after_refresh(self.show)
@@ -167,6 +167,8 @@ class View(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_class(not self.glyphs.is_unicode, "ascii")
+        # What was drawn before a widget had its size is not the picture. The next frame may be seconds away.
+        self.screen_layout_refresh_signal.subscribe(self, lambda _: self.show())
 
     def on_screen_resume(self) -> None:
         self.repaint()

@@ -9,6 +9,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 
 from pagedd.tui.line import Line
+from pagedd.tui.screens.closing import close
 from pagedd.tui.widgets.painted import Look
 from pagedd.tui.widgets.pane import Pane
 
@@ -29,7 +30,7 @@ class Whole(ModalScreen[None]):
         border: round $border; padding: 0 1; background: $background;
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,space", "app.pop_screen", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,space", "close", show=False)]
 
     def __init__(self, lines: Callable[[int], list[Line]]) -> None:
         super().__init__()
@@ -46,7 +47,10 @@ class Whole(ModalScreen[None]):
         self.call_after_refresh(self._draw)
 
     def on_click(self) -> None:
-        self.app.pop_screen()
+        close(self)
+
+    def action_close(self) -> None:
+        close(self)
 
     def _draw(self) -> None:
         pane = self.query_one("#whole", Pane)

@@ -5,7 +5,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from pagedd.tui.line import Line
-from pagedd.tui.renderables.requests import SORTS, arranged, header_line, request_line, sort_of
+from pagedd.tui.renderables.requests import SORTS, arranged, header_line, models_differ, request_line, sort_of
 from pagedd.tui.state import Sequence, State
 from pagedd.tui.widgets.list_pane import ListPane
 
@@ -21,12 +21,16 @@ class RequestList(ListPane[Sequence]):
         self.words = ""
         self._sort = "age"
         self._is_reversed = False
+        self._has_models = False
         self._state: State | None = None
 
     def show_state(self, state: State) -> None:
         self._state = state
         rows = arranged(state.sequences, self.words, self._sort, self._is_reversed)
-        head = header_line(self.size.width, self._sort, self._is_reversed, self.look.glyphs)
+        if (has_models := models_differ(state.sequences)) != self._has_models:
+            self._has_models = has_models
+            self.repaint()
+        head = header_line(self.size.width, self._sort, self._is_reversed, self.look.glyphs, has_models)
         states = [sequence.row.state for sequence in state.sequences]
         num_running = states.count("decode") + states.count("prefill")
         self.title(f"Requests ({num_running} running, {len(states) - num_running} waiting)")
@@ -49,9 +53,9 @@ class RequestList(ListPane[Sequence]):
 
     def on_list_pane_head_clicked(self, message: ListPane.HeadClicked) -> None:
         message.stop()
-        name = sort_of(message.x, self.size.width)
+        name = sort_of(message.x, self.size.width, self._has_models)
         if name is not None:
             self.sort_by(name)
 
     def _request(self, sequence: Sequence, width: int) -> Line:
-        return request_line(sequence, width, self.look.glyphs)
+        return request_line(sequence, width, self.look.glyphs, self._has_models)

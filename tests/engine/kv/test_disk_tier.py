@@ -15,7 +15,7 @@ import pytest
 
 from pagedd.engine.kv import disk_segment, disk_tier
 from pagedd.engine.kv.disk_segment import Segment, SegmentForm, UnusableSegment, read_segment, write_segment
-from pagedd.engine.kv.disk_tier import DirectoryInUse, DiskTier
+from pagedd.engine.kv.disk_tier import DirectoryInUse, DiskTier, Forgotten
 from pagedd.engine.kv.stored_block import StoredBlock
 
 FORM = SegmentForm(identity=b"i" * 32, block_size=2, block_bytes=8)
@@ -300,7 +300,7 @@ def test_what_is_forgotten_is_gone_after_a_restart_too(open_tier) -> None:
     tier = open_tier()
     tier.write(blocks("abc"))
     tier.write(blocks("d"))
-    tier.forget({b"b" * 32})
+    assert tier.forget({b"b" * 32}, 60) == Forgotten(num_left=0, num_beside=2)
     assert held(open_tier()) == "d"  # a and c shared its file
 
 
@@ -400,13 +400,13 @@ def test_what_cannot_be_forgotten_is_counted_and_not_served_and_may_be_tried_aga
     tier.write(blocks("ab"))
     tier.write(blocks("c"))
     with nothing_can_be_removed():
-        assert tier.forget({b"a" * 32, b"c" * 32}, 60) == 2
+        assert tier.forget({b"a" * 32, b"c" * 32}, 60) == Forgotten(num_left=2, num_beside=0)
     assert held(tier) == "b"
     assert held(open_tier()) == "abc"
     tier = open_tier()
     with nothing_can_be_removed():
         tier.forget({b"a" * 32}, 60)
-    assert tier.forget({b"a" * 32}, 60) == 0
+    assert tier.forget({b"a" * 32}, 60) == Forgotten(num_left=0, num_beside=1)
     assert held(open_tier()) == "c"
 
 

@@ -28,3 +28,10 @@ def test_a_mouse_is_on_what_stands_there() -> None:
     on = hint_at(HINTS, 18, 9)
     assert on is not None
     assert on.key == "q"
+
+
+def test_on_a_narrow_screen_what_acts_comes_before_the_names_of_screens() -> None:
+    hints = [Hint("1", "overview", "1", ""), Hint("2", "events", "2", "screens"), *HINTS]
+    assert "".join(piece for piece, _ in footer_line(hints, 99)).startswith(" 1  2 screens  a one")
+    assert "".join(piece for piece, _ in footer_line(hints, 100)).startswith(" 1 overview  2 events  a one")
+    assert hint_at(hints, 99, 4) == Hint("2", "screens", "2", "screens")

@@ -4,7 +4,15 @@ from pagedd.client.stats_frame import RequestRow
 from pagedd.tui.glyphs import ASCII, UNICODE
 from pagedd.tui.letters import Mark
 from pagedd.tui.line import text_of, width_of
-from pagedd.tui.renderables.requests import about_lines, arranged, columns_for, header_line, request_line, sort_of
+from pagedd.tui.renderables.requests import (
+    about_lines,
+    arranged,
+    columns_for,
+    header_line,
+    models_differ,
+    request_line,
+    sort_of,
+)
 from pagedd.tui.state import Sequence
 
 
@@ -118,3 +126,14 @@ def test_a_name_cannot_steer_the_terminal() -> None:
     line = request_line(Sequence(row("7f\x1b[2J", user="\x1b]0;x\x07")), 80, UNICODE)
     assert "\x1b" not in text_of(line)
     assert "\x07" not in text_of(line)
+
+
+def test_the_model_is_in_the_rows_only_where_they_differ() -> None:
+    alike = [Sequence(row("a", model="SmolLM2")), Sequence(row("b", model="SmolLM2"))]
+    assert not models_differ(alike)
+    assert "SmolLM2" not in text_of(request_line(alike[0], 200, UNICODE))
+    assert "model" not in text_of(header_line(200, "age", False, UNICODE))
+    differing = [*alike, Sequence(row("c", model="Qwen3"))]
+    assert models_differ(differing)
+    assert "SmolLM2" in text_of(request_line(alike[0], 200, UNICODE, has_models=True))
+    assert "model" in text_of(header_line(200, "age", False, UNICODE, has_models=True))
