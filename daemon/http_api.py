@@ -346,7 +346,11 @@ class _Handlers:
         return _json(StatusAnswer("waking"))
 
     async def _generate(
-        self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str, schema: type[CommonBody]
+        self,
+        request: web.Request,
+        parse: Callable[[bytes | bytearray], OpenAIRequest],
+        kind: str,
+        schema: type[CommonBody],
     ) -> web.StreamResponse:
         async with self._bodies.read(request, request[_CALLER]) as body:
             try:
