@@ -80,6 +80,7 @@ class DiskReader:
         except OSError as error:
             log.warning("KV blocks on the disk: %s; %d blocks are computed", error.strerror, len(places))
             read.is_over = True
+            self._some_are_over.set()
         return read
 
     def wait(self, limit_s: float) -> None:
