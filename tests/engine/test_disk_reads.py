@@ -188,7 +188,7 @@ def test_a_prefix_that_is_evicted_while_it_is_read_is_computed_and_is_nowhere(
     ((read, _),) = b.blocks.reads.values()
     if has_come:
         b.held_reads.pop()()
-    assert b.engine.evict_prefix(read.places[0].segment.blocks[0].digest) == (0, 0, 0)
+    assert b.engine.evict_prefix(read.places[0].segment.blocks[0].digest) == (0, 0, 0, 0)
     b.run()
     assert (b.output("a"), b.num_cached("a"), b.runner.num_loaded) == (cold(PROMPT, 2), 0, 0)
     assert not list(tmp_path.glob("*.kv"))
