@@ -352,6 +352,7 @@ def test_after_drift_nothing_of_what_was_distrusted_is_written(bench, tmp_path: 
     b.engine.check_when_idle()
     assert b.engine.stats().integrity_alarms_total == 1
     assert not b.writer.write_piece()
+    b.disk.finish()
     assert not list(tmp_path.glob("*.kv"))
 
 
@@ -408,6 +409,7 @@ def test_drift_distrusts_every_tier(bench, tmp_path: Path) -> None:
     fill_with_others(b)
     b.blocks.reset()
     assert [stats.num_blocks for stats in b.tiers.stats().values()] == [0, 0]
+    b.disk.finish()
     assert not list(tmp_path.glob("*.kv"))
 
 
