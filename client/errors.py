@@ -47,7 +47,10 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "unauthorized": ErrorKind(401, "The API key is absent or wrong."),
     "forbidden": ErrorKind(403, "This caller may not do that."),
     # The daemon's state
-    "too_many_bodies": ErrorKind(503, "Others send so much at once that a large body has no room; try again shortly."),
+    "too_many_bodies": ErrorKind(
+        503,
+        "This caller, or all, send so much at once that a large body has no room.",
+    ),
     "queue_full": ErrorKind(429, "Too many requests wait already; try again later."),
     "over_quota": ErrorKind(429, "The caller has used up its quota for now; it is told when to try again."),
     "exceeds_quota": ErrorKind(400, "The request could never fit its caller's quota, even alone."),

@@ -143,7 +143,8 @@ class Evicted(msgspec.Struct, tag="evicted", kw_only=True):
     """Answer to `EvictPrefix`: so many blocks are free now; `num_kept` of the prefix are in use and stay.
 
     Attributes:
-        num_left_on_disk: blocks in files that could not be removed: not served any more, but back after a restart.
+        num_left_on_disk: blocks in files that could not be removed, or not within half a second: not served any more,
+            but back after a restart if they stay.
         num_beside_on_disk: blocks of other prefixes that the disk has lost, since they lay in the same files.
     """
 

@@ -298,18 +298,16 @@ class _Handlers:
         return _json(card)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = await self._bodies.read(request)
-        message = tokenize_request(body)
-        self._ignored.note(body, TokenizeBody.__struct_fields__, request[_CALLER].tag)
-        del body
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            message = tokenize_request(body)
+            self._ignored.note(body, TokenizeBody.__struct_fields__, request[_CALLER].tag)
         token_ids = await self._service.text.tokenize(message, request[_CALLER])
         return _json(TokenizeAnswer(token_ids, len(token_ids), self._service.max_request_tokens))
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = await self._bodies.read(request)
-        token_ids = detokenize_request(body)
-        self._ignored.note(body, DetokenizeBody.__struct_fields__, request[_CALLER].tag)
-        del body
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            token_ids = detokenize_request(body)
+            self._ignored.note(body, DetokenizeBody.__struct_fields__, request[_CALLER].tag)
         text = await self._service.text.detokenize(token_ids, request[_CALLER])
         return _json(DetokenizeAnswer(text))
 
@@ -337,8 +335,9 @@ class _Handlers:
 
     async def load(self, request: web.Request) -> web.Response:
         _check_admin(request)
-        body = load_request(await self._bodies.read(request))
-        await self._service.device.load_model(body.model, body.served_name, request[_CALLER])
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            wanted = load_request(body)
+        await self._service.device.load_model(wanted.model, wanted.served_name, request[_CALLER])
         return _json(LoadAnswer("serving", self._service.served_model().name))
 
     async def wake_up(self, request: web.Request) -> web.Response:
@@ -347,16 +346,19 @@ class _Handlers:
         return _json(StatusAnswer("waking"))
 
     async def _generate(
-        self, request: web.Request, parse: Callable[[bytes], OpenAIRequest], kind: str, schema: type[CommonBody]
+        self,
+        request: web.Request,
+        parse: Callable[[bytes | bytearray], OpenAIRequest],
+        kind: str,
+        schema: type[CommonBody],
     ) -> web.StreamResponse:
-        body = await self._bodies.read(request)
-        try:
-            asked = parse(body)
-        except PageddError as error:
-            self._service.note_failure(error)
-            raise
-        self._ignored.note(body, schema.__struct_fields__, request[_CALLER].tag)
-        del body  # a stream may take minutes
+        async with self._bodies.read(request, request[_CALLER]) as body:
+            try:
+                asked = parse(body)
+            except PageddError as error:
+                self._service.note_failure(error)
+                raise
+            self._ignored.note(body, schema.__struct_fields__, request[_CALLER].tag)
         for message in asked.messages:
             message.traceparent, message.tracestate = _trace_headers(request)
         return await generate(self._service, request, request[_CALLER], asked, kind)

@@ -26,7 +26,7 @@ class IgnoredFields:
         self._said: set[str] = set()
         self._num_said: dict[str, int] = {}
 
-    def note(self, body: bytes, known: Collection[str], caller: str) -> None:
+    def note(self, body: bytes | bytearray, known: Collection[str], caller: str) -> None:
         """`body` is a JSON object that has been decoded, `known` the fields that were looked for in it.
 
         `caller` is the tag of who sent it.

@@ -178,7 +178,7 @@ class OpenAIRequest:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def completion_request(raw: bytes, max_prompts: int) -> OpenAIRequest:
+def completion_request(raw: bytes | bytearray, max_prompts: int) -> OpenAIRequest:
     """Raises `PageddError`: more than `max_prompts` are refused before a message is made of any."""
     body = _decode(_COMPLETION, raw)
     _check_unsupported(body)
@@ -203,7 +203,7 @@ def completion_request(raw: bytes, max_prompts: int) -> OpenAIRequest:
     return OpenAIRequest(messages, stream, _include_usage(body), {"prompt_token_ids": "prompt"})
 
 
-def chat_request(raw: bytes) -> OpenAIRequest:
+def chat_request(raw: bytes | bytearray) -> OpenAIRequest:
     """Raises `PageddError`."""
     body = _decode(_CHAT, raw)
     _check_unsupported(body)
@@ -228,7 +228,7 @@ def chat_request(raw: bytes) -> OpenAIRequest:
     return OpenAIRequest([message], stream, _include_usage(body), renamed)
 
 
-def tokenize_request(raw: bytes) -> Generate | Chat:
+def tokenize_request(raw: bytes | bytearray) -> Generate | Chat:
     """The message whose prompt is to be tokenized. Raises `PageddError`."""
     body = _decode(_TOKENIZE, raw)
     model = body.model or "default"
@@ -240,12 +240,12 @@ def tokenize_request(raw: bytes) -> Generate | Chat:
     return Generate(id="0", prompt=body.prompt, model=model, parse_special=bool(body.parse_special))
 
 
-def detokenize_request(raw: bytes) -> list[int]:
+def detokenize_request(raw: bytes | bytearray) -> list[int]:
     """Token ids. Raises `PageddError`."""
     return _decode(_DETOKENIZE, raw).tokens
 
 
-def load_request(raw: bytes) -> LoadBody:
+def load_request(raw: bytes | bytearray) -> LoadBody:
     """Which model to serve. Raises `PageddError`."""
     return _decode(_LOAD, raw)
 
@@ -264,7 +264,7 @@ def decoding_error(error: msgspec.DecodeError) -> PageddError:
     return PageddError(code, text, field=name or None)
 
 
-def _decode(decoder: "msgspec.json.Decoder[_Body]", raw: bytes) -> _Body:
+def _decode(decoder: "msgspec.json.Decoder[_Body]", raw: bytes | bytearray) -> _Body:
     try:
         return decoder.decode(raw)
     except msgspec.DecodeError as error:

@@ -1,8 +1,9 @@
-"""The wall clock, which is set by others, forwards and backwards: read here and nowhere else.
+"""The wall clock, which is set by others, forwards and backwards: the daemon reads it here and nowhere else.
 
 It is for people to read, in logs, events and traces. What is decided by time, and how long something took, is
-`time.monotonic`'s; ruff refuses `time.time` and `datetime.now` everywhere but in this file. That clock stands still
-while the machine is suspended, which is right for limits on work, and no matter for what is forgotten after minutes.
+`time.monotonic`'s; ruff refuses `time.time` and `datetime.now` everywhere but here and in `engine/kv/use_stamps.py`,
+whose times of files make an order of their own. That clock stands still while the machine is suspended, which is right
+for limits on work, and no matter for what is forgotten after minutes.
 """
 
 import time

@@ -166,7 +166,7 @@ def create_runner(
             max_model_len=max_model_len,
         )
     else:
-        refuse_impossible_pool(config.num_blocks, bytes_per_block, model.weight_bytes, device)
+        refuse_impossible_pool(config.num_blocks, bytes_per_block, model.weight_bytes, device, config.kv_host_gib)
         pool = pool_of(config.num_blocks, bytes_per_block, config.block_size, max_model_len)
     log.info("%s; a token takes %d bytes as %s", pool.describe(), bytes_per_block // config.block_size, kv_form.name)
     if num_pages:

@@ -200,6 +200,8 @@ class Engine:
         self.after_step()
         if self._disk_writer is not None:
             self._disk_writer.write_all(limit_s)
+        if tiers is not None and tiers.disk is not None:
+            tiers.disk.finish()
 
     def check_when_idle(self) -> bool:
         """To be called when there is no work: looks for drift, and brings a few blocks to the disk.

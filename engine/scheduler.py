@@ -169,7 +169,7 @@ class Scheduler:
     # --- a step goes out ----------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """Forms the next batch. Empty only when nothing is live, or when all of it depends on a step not yet back."""
+        """Forms the next batch. Empty only when all that is live waits: for a step not yet back, or for the disk."""
         step = Step(number=self.counters.steps)
         self._seats.begin_step(is_ahead=self._assumed is not None)
         decoding, prefilling = self._seats.decoding_and_prefilling()

@@ -295,6 +295,7 @@ class Seats:
         if sequence.started_s is None:
             sequence.started_s = self._clock()
             sequence.num_cached_tokens = sequence.num_computed_tokens
+            self._blocks.note_start(sequence)
             self._counters.prefix_queries += sequence.num_prompt_tokens
             self._counters.prefix_hits += sequence.num_cached_tokens
 

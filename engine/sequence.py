@@ -26,13 +26,14 @@ class Sequence:
     Attributes:
         token_ids: prompt, then output. The last may be `PENDING`, within a step of an engine that runs ahead.
         num_computed_tokens: KV of tokens [0, num_computed) is written; [num_computed, num_tokens) is still to compute.
-        num_cached_tokens: prompt tokens found in the prefix cache when blocks were first attached; None before that.
+        num_cached_tokens: prompt tokens that need not be computed when it starts, by pool and tiers; None before that.
         block_table: physical block of each logical block; covers at least [0, num_computed).
         block_digests: digest of the chain's root, then of the leading full blocks, as far as they are known.
         num_indexed_blocks: leading blocks whose content the prefix index knows; `last_indexed` is the last one's entry.
         due_s: virtual start time, arrival − priority × ageing; the smaller, the more urgent. See `policy.py`.
         order: running number of arrival, unique; settles ties of `due_s`.
-        started_s, first_token_s: when it first got a seat, and its first token.
+        started_s, first_token_s: when it first could go on, with a seat and what it waited for of the disk; and when
+            its first token came.
         num_recompute_tokens: tokens below this index were computed once already, before a preemption.
     """
 

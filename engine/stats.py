@@ -174,8 +174,8 @@ class BlockInfo:
 
 class Eviction(NamedTuple):
     """What became of an evicted prefix: blocks that are free now, those that stay since live sequences use them, those
-    in files that the disk would not remove, which the next start finds again, and those of other prefixes that went
-    since they lay in the same files.
+    in files that the disk has not removed, which the next start finds again if they stay, and those of other prefixes
+    that went since they lay in the same files.
     """
 
     num_freed: int

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pagedd.engine.errors import IntegrityError
 from pagedd.engine.kv.block_pool import BlockPool
 from pagedd.engine.kv.disk_reader import DiskRead
+from pagedd.engine.kv.disk_thread import STUCK_S
 from pagedd.engine.kv.open_pages import OpenPages
 from pagedd.engine.kv.prefix_cache import CachedBlock, Hasher, PrefixCache, blake2b_digest
 from pagedd.engine.kv.stored_block import BlockCopy, next_block
@@ -102,13 +103,18 @@ class BlockManager:
             raise IntegrityError(f"{sequence.request.request_id} holds blocks already")
         for entry in prefix:
             self.pool.share(entry.block_id)
-        if sequence.num_cached_tokens is None:  # else it resumes after a preemption
-            self.prefix_cache.note_hit(prefix)
         sequence.block_table = [entry.block_id for entry in prefix]
         from_disk = self._attach_stored(self.tiers, sequence, prefix) if self.tiers is not None else []
         sequence.num_computed_tokens = [*from_disk, len(sequence.block_table)][0] * self.block_size
         sequence.num_indexed_blocks = len(prefix)
         sequence.last_indexed = prefix[-1] if prefix else None
+
+    def note_start(self, sequence: Sequence) -> None:
+        """It begins with what it has: the blocks of its prefix that the pool had are hit. What tiers had counts when it
+        is indexed.
+        """
+        entries = map(self.prefix_cache.entry, sequence.block_table[: sequence.num_indexed_blocks])
+        self.prefix_cache.note_hit([entry for entry in entries if entry is not None])
 
     def take_reads(self) -> list[Sequence]:
         """The sequences that need not wait for the disk any more: they go on from as far as it was read."""
@@ -175,7 +181,7 @@ class BlockManager:
             )
             if displaced is not None:
                 self.pool.discard(displaced)
-            if (i + 1) * size <= (sequence.num_cached_tokens or 0) and not sequence.num_preemptions:
+            if sequence.num_recompute_tokens < (i + 1) * size <= (sequence.num_cached_tokens or 0):
                 self.prefix_cache.note_hit([entry])  # it began with what a tier had
             sequence.last_indexed = entry
             sequence.num_indexed_blocks = i + 1
@@ -293,7 +299,7 @@ class BlockManager:
         if key is None:
             return None
         entries, keys, others = self.prefix_cache.continuing({key})
-        on_disk = self.tiers.forget_from({key, *keys}, others) if self.tiers is not None else None
+        on_disk = self.tiers.forget_from({key, *keys}, others, STUCK_S) if self.tiers is not None else None
         num_freed = num_kept = 0
         for entry in entries:
             if self.pool.is_cached(entry.block_id):

@@ -4,17 +4,20 @@ Owns one directory, which one process uses at a time, and keeps it within its si
 first, whichever model they are of. What is torn, foreign or of a later version is ignored with a line in the log; files
 with other kinds of names are none of its business. Whoever could write there could put foreign numbers under known
 keys, so the directory must be this user's alone. When the disk is full, nothing more is written until there is room,
-and what is there is served. `disk_segment.py` has the files, `disk_reader.py` the thread that reads them, and
-`disk_writer.py` decides what is written and when. No torch.
+and what is there is served. `disk_segment.py` has the files, `disk_reader.py` reads them, `disk_thread.py` is who
+waits for the disk, and `disk_writer.py` decides what is written and when. No torch.
 """
 
 import fcntl
 import logging
 import os
 import stat
+import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +33,7 @@ from pagedd.engine.kv.disk_segment import (
     read_segment,
     write_segment,
 )
+from pagedd.engine.kv.disk_thread import DiskThread
 from pagedd.engine.kv.stored_block import BlockBytes, StoredBlock
 from pagedd.engine.kv.use_stamps import UseStamps
 from pagedd.engine.stats import TierStats
@@ -38,12 +42,14 @@ log = logging.getLogger(__name__)
 
 # Of blocks on their way to sequences. What is wanted beyond that is computed: so much memory is taken at most.
 MAX_READING_BYTES = 256 << 20
+# Whoever lets go of the directory waits so long for stamps and removals that are due.
+MAX_FINISH_S = 1.0
 
 
 class Forgotten(NamedTuple):
-    """What became of blocks that were to go: `num_left` are in files that cannot be removed. They are not served, but
-    the next start finds them, and so does `DiskTier.blocks` for whoever tries once more. `num_beside` others are lost,
-    since they lay in the same files.
+    """What became of blocks that were to go: `num_left` are in files that are not removed yet. They are not served, but
+    if the files cannot be removed the next start finds them, and `DiskTier.blocks` has them for whoever tries once
+    more. `num_beside` others are lost, since they lay in the same files.
     """
 
     num_left: int
@@ -54,22 +60,43 @@ class DirectoryInUse(Exception):
     """Another process has the directory."""
 
 
+class _Removal:
+    """Of one file, by the disk's thread. `error`: why it stays, once `is_over`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error: OSError | None = None
+        self.is_over = False
+
+    def run(self) -> None:
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            self.error = error
+        self.is_over = True
+
+
 class DiskTier:
     """The files of one directory, at most `max_bytes` of them.
 
     Raises `DirectoryInUse`, or `OSError` when the directory cannot be made or read.
+
+    Attributes:
+        num_reading_blocks: that were asked for, and not taken yet.
     """
 
-    def __init__(self, directory: Path, max_bytes: int, form: SegmentForm, *, reader: DiskReader | None = None) -> None:
+    def __init__(self, directory: Path, max_bytes: int, form: SegmentForm, *, thread: DiskThread | None = None) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         refuse_unless_private(directory)
         self._lock = _lock(directory)
         self.figures = TierStats(max_bytes=max_bytes)
         self.form = form
         self._directory = directory
-        self._reader = reader or DiskReader()
+        self._thread = thread or DiskThread()
         self._uses = UseStamps()
-        self._num_reading_blocks = 0
+        self._reader = DiskReader(self._thread, self._uses)
+        self._removals: dict[Path, _Removal] = {}  # that were asked for, and not taken in yet
+        self.num_reading_blocks = 0
         self._places: dict[bytes, Place] = {}
         self._older_places: dict[bytes, list[Place]] = {}  # of blocks that were written once more, oldest first
         self._segments: dict[Path, Segment] = {}  # those of this engine's form
@@ -97,16 +124,21 @@ class DiskTier:
         return found is not None and found.segment.blocks[found.position].token_ids == block.token_ids
 
     @property
+    def is_stuck(self) -> bool:
+        """The disk has not answered for long: nothing should be written, or wanted."""
+        return self._thread.is_stuck
+
+    @property
     def max_reads(self) -> int:
         """How many more blocks may be asked for now; none while the disk does not answer."""
-        if self._reader.is_stuck:
+        if self.is_stuck:
             return 0
-        return max(1, MAX_READING_BYTES // self.form.block_bytes) - self._num_reading_blocks
+        return max(1, MAX_READING_BYTES // self.form.block_bytes) - self.num_reading_blocks
 
     def start_read(self, keys: Sequence[bytes]) -> DiskRead:
         """Has these blocks read; `take_read` follows."""
-        self._num_reading_blocks += len(keys)
-        return self._reader.start([self._places[key] for key in keys], self._uses)
+        self.num_reading_blocks += len(keys)
+        return self._reader.start([self._places[key] for key in keys])
 
     def await_reads(self, limit_s: float) -> None:
         """Until one is over, `limit_s` at most."""
@@ -121,8 +153,8 @@ class DiskTier:
         is_over, failure = read.is_over, read.failure
         data = read.data[:]
         read.is_given_up = True
-        self._num_reading_blocks -= len(read.places)
-        self.figures.read_seconds_total += read.seconds
+        self.num_reading_blocks -= len(read.places)
+        self.figures.read_seconds_total += sum(read.block_seconds[: len(data)])
         self.figures.read_bytes_total += sum(map(len, data))
         if is_over and failure is not None and (place := read.places[len(data)]).key in self:
             log.warning("KV blocks on the disk: %s: %s; the block is computed", place.segment.path.name, failure)
@@ -146,17 +178,15 @@ class DiskTier:
         return list(reversed(files))
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """As `note_use`, and the next start knows of it."""
-        for path in self.note_use(keys):
-            self._uses.stamp(path)
+        """As `note_use`, and the next start knows of it once the disk's thread has said so."""
+        with suppress(OSError):  # without a thread it knows less, which costs at most a recent block
+            self._thread.ask([partial(self._uses.stamp, path) for path in self.note_use(keys)])
 
     def write(self, blocks: Sequence[tuple[StoredBlock, BlockBytes]]) -> bool:
-        """Writes a file of them, in place of the least recently used.
+        """Writes a file of them, in place of the least recently used. False when the disk would not take it.
 
-        False when the disk would not take it, or does not answer whoever reads.
+        Waits for the disk: not to be called while it `is_stuck`.
         """
-        if self._reader.is_stuck:
-            return False
         num_bytes = self.form.file_bytes(len(blocks))
         started = time.perf_counter()
         try:
@@ -181,34 +211,42 @@ class DiskTier:
         for segment in self._segments.values():
             yield from segment.blocks
 
-    def forget(self, keys: Set[bytes]) -> Forgotten:
-        """Removes these blocks, with the whole files that they are in."""
+    def forget(self, keys: Set[bytes], limit_s: float = 0.0) -> Forgotten:
+        """Serves these blocks no more, and has the whole files that they are in removed; waits `limit_s` for that."""
+        doomed: dict[Path, Segment] = {}
+        for path, segment in self._segments.items():
+            if in_file := [block.key for block in segment.blocks if block.key in keys]:
+                doomed[path] = segment
+                for key in in_file:
+                    self._drop(key, segment)
+        if doomed:
+            self._remove_later(doomed, limit_s)
         left: set[bytes] = set()
         beside: set[bytes] = set()
-        for path, segment in list(self._segments.items()):
-            doomed = [block.key for block in segment.blocks if block.key in keys]
-            if not doomed:
-                continue
-            try:
-                self._remove(path)
-            except OSError as error:
-                log.warning("KV blocks on the disk: %s cannot be removed: %s", path.name, error)
-                left.update(doomed)
-                for key in doomed:
-                    self._drop(key, segment)
+        for path, segment in doomed.items():
+            of_file = {block.key for block in segment.blocks}
+            if path in self._segments:
+                left |= of_file & keys
             else:
-                beside.update(block.key for block in segment.blocks)
-        return Forgotten(len(left), sum(key not in keys and key not in self._places for key in beside))
+                beside |= of_file - keys
+        return Forgotten(len(left), sum(key not in self._places for key in beside))
 
     def clear(self) -> None:
         """Removes every file of this engine's form."""
         self.forget({block.key for block in self.blocks()})
 
     def stats(self) -> TierStats:
+        self._take_removals()
         return replace(self.figures, num_blocks=len(self._places), num_bytes=self._num_bytes)
 
+    def finish(self) -> None:
+        """Until stamps and removals that are due are on the disk, for a moment at most."""
+        self._thread.finish(MAX_FINISH_S)
+        self._take_removals()
+
     def close(self) -> None:
-        """Lets another process have the directory."""
+        """Lets another process have the directory, once `finish` is back."""
+        self.finish()
         os.close(self._lock)
 
     def _read_index(self) -> None:
@@ -253,6 +291,7 @@ class DiskTier:
 
     def _make_room(self, num_bytes: int) -> bool:
         """False when there is not so much. Raises `OSError` at the first file that cannot be removed."""
+        self._take_removals()
         for path in list(self._file_bytes):
             if self._num_bytes + num_bytes <= self.figures.max_bytes:
                 break
@@ -264,7 +303,36 @@ class DiskTier:
     def _remove(self, path: Path) -> None:
         """Raises `OSError`; then the file still takes its room, and its blocks are served."""
         path.unlink(missing_ok=True)
-        self._num_bytes -= self._file_bytes.pop(path)
+        self._leave(path)
+
+    def _remove_later(self, paths: Iterable[Path], limit_s: float) -> None:
+        """By the disk's thread, before it reads on; waits for it, `limit_s` at most."""
+        removals, are_over = [_Removal(path) for path in paths], threading.Event()
+        self._removals |= {removal.path: removal for removal in removals}
+        try:
+            self._thread.ask([*(removal.run for removal in removals), are_over.set], is_urgent=True)
+        except OSError as error:
+            for removal in removals:
+                removal.error, removal.is_over = error, True
+        else:
+            if limit_s and not are_over.wait(0.0 if self.is_stuck else limit_s):
+                log.warning(
+                    "KV blocks on the disk: files to remove are still there after %g s: %d", limit_s, len(removals)
+                )
+        self._take_removals()
+
+    def _take_removals(self) -> None:
+        """Takes in what became of those that were asked for."""
+        for removal in [removal for removal in self._removals.values() if removal.is_over]:
+            del self._removals[removal.path]
+            if removal.error is None:
+                self._leave(removal.path)
+            else:
+                log.warning("KV blocks on the disk: %s cannot be removed: %s", removal.path.name, removal.error)
+
+    def _leave(self, path: Path) -> None:
+        """The file is gone."""
+        self._num_bytes -= self._file_bytes.pop(path, 0)
         if (segment := self._segments.pop(path, None)) is not None:
             for block in segment.blocks:
                 self._drop(block.key, segment)

@@ -48,8 +48,14 @@ class DiskWriter:
         return max(0.0, self._idle_since_s + IDLE_S - self._clock())
 
     def write_piece(self, max_bytes: int = IDLE_PIECE_BYTES) -> bool:
-        """Writes one file; False when all is written, or the disk takes no more. No sequence may be live."""
+        """Writes one file; False when all is written, or the disk takes no more, or none now. No sequence may be live.
+
+        While the disk is stuck, what is to be written stays due, after another pause.
+        """
         if self._idle_since_s is None:
+            return False
+        if self._disk.is_stuck:
+            self._idle_since_s = self._clock()
             return False
         max_blocks = max(1, max_bytes // self._disk.form.block_bytes)
         if self._unwritten is None:

@@ -1,7 +1,7 @@
-"""Pools that are told their size, where the machine can never hold them: refused before a weight is read.
+"""Pools and host tiers of a given size that the machine can never hold: refused before a weight is read.
 
-Owns what such a pool would take, and so the choice of its form. What fits into the memory that is free now, where no
-size is given, is `storage.size_pool`'s.
+Owns what such a pool would take, and so the choice of its form. On a CPU all lies in one memory and counts together.
+What fits into the memory that is free now, where no size is given, is `storage.size_pool`'s.
 """
 
 import torch
@@ -29,29 +29,39 @@ def refuse_impossible_pools(
     Raises:
         EngineError: `invalid_setting` with what would fill the machine.
     """
-    host_bytes = total_bytes(torch.device("cpu"))
-    if settings.kv_host_gib * 2**30 > host_bytes:
-        raise EngineError(
-            "invalid_setting", f"kv_host_gib {settings.kv_host_gib:g}, the host has {_gib(host_bytes)}; lower it"
-        )
+    refuse_impossible_host_tier(settings.kv_host_gib, device, weight_bytes=weight_bytes)
     if settings.num_blocks is None or settings.kv_cache_dtype not in ("auto", *FORMS):
         return  # a form that there is not is refused with those that there are
     is_quantized = has_quantized_weights(settings, config, checkpoint)
     form = choose_kv_form(settings.kv_cache_dtype, dtype, config.head_dim, beside_quantized=is_quantized)
-    refuse_impossible_pool(
-        settings.num_blocks, KVStorage.bytes_per_block(config, form, settings.block_size), weight_bytes, device
-    )
+    bytes_per_block = KVStorage.bytes_per_block(config, form, settings.block_size)
+    refuse_impossible_pool(settings.num_blocks, bytes_per_block, weight_bytes, device, settings.kv_host_gib)
 
 
-def refuse_impossible_pool(num_blocks: int, bytes_per_block: int, weight_bytes: int, device: torch.device) -> None:
+def refuse_impossible_pool(
+    num_blocks: int, bytes_per_block: int, weight_bytes: int, device: torch.device, kv_host_gib: float
+) -> None:
     """The same for a pool whose form is known."""
+    host_tier_bytes = int(kv_host_gib * 2**30) if device.type == "cpu" else 0
     machine_bytes, pool_bytes = total_bytes(device), num_blocks * bytes_per_block
-    if pool_bytes + weight_bytes > machine_bytes:
-        most = max(0, machine_bytes - weight_bytes) // bytes_per_block
+    if pool_bytes + weight_bytes + host_tier_bytes > machine_bytes:
+        most = max(0, machine_bytes - weight_bytes - host_tier_bytes) // bytes_per_block
+        host_tier = f" and kv_host_gib {kv_host_gib:g}" if host_tier_bytes else ""
         raise EngineError(
             "invalid_setting",
             f"num_blocks {num_blocks} of {bytes_per_block} bytes take {_gib(pool_bytes)} beside {_gib(weight_bytes)} "
-            f"of weights, {device} has {_gib(machine_bytes)}; {most} would fill it",
+            f"of weights{host_tier}, {device} has {_gib(machine_bytes)}; {most} would fill it",
+        )
+
+
+def refuse_impossible_host_tier(kv_host_gib: float, device: torch.device, *, weight_bytes: int = 0) -> None:
+    """The same for host memory behind the pool, of whatever model, beside weights that lie there too."""
+    host_bytes = total_bytes(torch.device("cpu"))
+    beside_bytes = weight_bytes if device.type == "cpu" else 0
+    if kv_host_gib and kv_host_gib * 2**30 + beside_bytes > host_bytes:
+        beside = f" beside {_gib(beside_bytes)} of weights" if beside_bytes else ""
+        raise EngineError(
+            "invalid_setting", f"kv_host_gib {kv_host_gib:g}{beside}, the host has {_gib(host_bytes)}; lower it"
         )
 
 

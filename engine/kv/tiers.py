@@ -6,18 +6,20 @@ it; the bytes are moved by the runner (`block_transfers.py`). Knows neither sequ
 calls it.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pagedd.engine.kv.copy_costs import CopyCosts
 from pagedd.engine.kv.disk_reader import DiskRead
+from pagedd.engine.kv.disk_thread import STUCK_S
 from pagedd.engine.kv.disk_tier import DiskTier, Forgotten
 from pagedd.engine.kv.host_tier import HostTier
 from pagedd.engine.kv.stored_block import BlockBytes, BlockCopy, StoredBlock, descendants, next_block
 from pagedd.engine.stats import TierStats
 
-# A disk is waited for as long as computing would take, and a little longer: it may have to wake up.
-MIN_PATIENCE_S = 0.5
+# A disk is waited for as long as computing would take, and until it counts as stuck: it may have to wake up.
+MIN_PATIENCE_S = STUCK_S
 
 
 class StoredRun(NamedTuple):
@@ -62,7 +64,6 @@ class Tiers:
                 self.host.figures.hits_total += 1
                 if not self._is_worth_loading(loads_left, from_disk=False):
                     break
-                self.host.figures.promotions_total += 1
                 data.append(self.host.read(block.key))
             elif self.disk is not None and self.disk.holds(block):
                 self.disk.figures.hits_total += 1
@@ -73,8 +74,12 @@ class Tiers:
                 break
             keys.append(block.key)
             parent_key = block.key
+        if None in data and self._is_queue_too_long(data.count(None)):
+            del data[data.index(None) :]
+            del keys[len(data) :]
         if self.host is not None:
             self.host.touch([key for key in keys if key in self.host])
+            self.host.figures.promotions_total += len(data) - data.count(None)
         if self.disk is None:
             return StoredRun(data, None)
         self.disk.note_use(keys)
@@ -83,17 +88,19 @@ class Tiers:
 
     def is_over(self, read: DiskRead) -> bool:
         """Whether nothing more will come, or nothing that is worth waiting for."""
-        compute_s = (self.costs.compute.each or 0.0) * self.costs.block_size * len(read.places)
-        return read.is_over or read.waited_s > max(MIN_PATIENCE_S, compute_s)
+        return read.is_over or read.waited_s > max(MIN_PATIENCE_S, self._compute_s(len(read.places)))
 
     def take_read(self, read: DiskRead) -> list[BlockBytes]:
         """The bytes of as many of its blocks as came, in order. The others are to be computed."""
         if self.disk is None:
             return []
+        num_read, begun_s = len(read.data), read.begun_s
+        if num_read:
+            self.costs.read.note(num_read, sum(read.block_seconds[:num_read]))
+        elif begun_s is not None:  # the first block takes so long, and longer
+            self.costs.read.note(1, time.monotonic() - begun_s)
         data = self.disk.take_read(read)
         self.disk.figures.promotions_total += len(data)
-        if data:
-            self.costs.read.note(len(data), read.seconds)
         return data
 
     def give_up(self, read: DiskRead) -> None:
@@ -105,6 +112,15 @@ class Tiers:
         """Until one is over, `limit_s` at most."""
         if self.disk is not None:
             self.disk.await_reads(limit_s)
+
+    def _compute_s(self, num_blocks: int) -> float:
+        """0 before it has been measured."""
+        return (self.costs.compute.each or 0.0) * self.costs.block_size * num_blocks
+
+    def _is_queue_too_long(self, num_blocks: int) -> bool:
+        """Whether so many blocks would be computed before the disk even begins to read them."""
+        queued_s = self.disk.num_reading_blocks * (self.costs.read.each or 0.0) if self.disk is not None else 0.0
+        return queued_s > (self._compute_s(num_blocks) or MIN_PATIENCE_S)
 
     def _is_worth_loading(self, loads_left: dict[bool, float], *, from_disk: bool) -> bool:
         """Weighed once for a run."""
@@ -171,16 +187,16 @@ class Tiers:
         """Of a stored block that the pool's index knew by `digest`. O(blocks)."""
         return next((block.key for block in self._blocks() if block.digest == digest), None)
 
-    def forget_from(self, keys: Iterable[bytes], others: Iterable[bytes]) -> Forgotten:
+    def forget_from(self, keys: Iterable[bytes], others: Iterable[bytes], limit_s: float = 0.0) -> Forgotten:
         """Drops the blocks of these keys, and what continues them, whichever tier has which.
 
         A block of which nobody knows what it continues goes with them. `others`: of all that the pool goes on to hold.
-        Returns what the disk would not let go, and what else went with it.
+        Returns what the disk has not let go within `limit_s`, and what else went with it.
         """
         doomed = descendants(self._blocks(), keys, others)
         if self.host is not None:
             self.host.forget(doomed)
-        return self.disk.forget(doomed) if self.disk is not None else Forgotten(0, 0)
+        return self.disk.forget(doomed, limit_s) if self.disk is not None else Forgotten(0, 0)
 
     def _blocks(self) -> Iterator[StoredBlock]:
         if self.host is not None:

@@ -19,8 +19,9 @@ class UseStamps:
         self._lock = threading.Lock()
 
     def stamp(self, path: Path) -> None:
-        """The file was used now."""
+        """The file was used now. Waits for the disk, and for nobody else who does."""
         with self._lock:
-            self.newest_ns = max(self.newest_ns + 1, time.time_ns())  # noqa: TID251 (for people; the order is ours)
-            with suppress(OSError):
-                os.utime(path, ns=(self.newest_ns, self.newest_ns))
+            # A file's time is Unix time, which people see; only `newest_ns` makes an order of it.
+            self.newest_ns = used_ns = max(self.newest_ns + 1, time.time_ns())  # noqa: TID251 (no other time fits)
+        with suppress(OSError):
+            os.utime(path, ns=(used_ns, used_ns))

@@ -18,7 +18,7 @@ from pagedd.engine.config import EngineConfig
 from pagedd.engine.config_check import refuse_unfit
 from pagedd.engine.errors import DeviceLostError, EngineError
 from pagedd.engine.faults import is_out_of_memory
-from pagedd.engine.kv.pool_check import refuse_impossible_pools
+from pagedd.engine.kv.pool_check import refuse_impossible_host_tier, refuse_impossible_pools
 from pagedd.engine.kv.storage import KVStorage, total_bytes
 from pagedd.engine.model.config import FUSED_ARCHITECTURES, DecoderConfig, ModelConfig, parse_decoder_config, parse_eos
 from pagedd.engine.model.cpu_decoder import KV_FORMS as CPP_KV_FORMS
@@ -95,6 +95,7 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
     dtype = choose_dtype(config.dtype, device)
     path = Path(config.model)
     progress(0.0, f"reading {path.name}")
+    refuse_impossible_host_tier(config.kv_host_gib, device)
     opened = _open(path)
     model: Model
     model_config: ModelConfig
@@ -115,10 +116,11 @@ def load_model(config: EngineConfig, progress: Callable[[float, str], None]) -> 
 def check_loadable(settings: EngineConfig) -> tuple[DecoderConfig, Checkpoint] | None:
     """Raises what `load_model` would, as far as it shows without a weight being read; the config and the weights to be.
 
-    Of a model that only transformers can read, nothing but the device is known before: None.
+    Of a model that only transformers can read, nothing but the machine is known before: None.
     """
     device = usable_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    refuse_impossible_host_tier(settings.kv_host_gib, device)
     opened = _open(Path(settings.model))
     if opened is None:
         return None

@@ -195,7 +195,7 @@ async def test_questions_of_every_kind_get_their_own_answer_in_the_midst_of_step
     assert (block.state, none) == ("free", None)
     assert [run.token_ids for run in tree.runs] == [(1, 2, 3, 4)]
     assert [sequence.request_id for sequence in snapshot.sequences] == ["a"]
-    assert (evicted, unknown) == ((1, 0, 0), None)
+    assert (evicted, unknown) == ((1, 0, 0, 0), None)
 
 
 async def test_who_was_preempted_is_told_once_with_the_step(start_host: StartHost) -> None:

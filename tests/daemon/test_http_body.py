@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pagedd.client.protocol import MAX_MESSAGE_BYTES
+from pagedd.client.protocol import MAX_MESSAGE_BYTES, Chat, Generate
 from pagedd.daemon import http_api, http_body
 from pagedd.daemon.http_routes import ROUTES
+from pagedd.daemon.openai_schema import tokenize_request
 
 from .scripted import Served, serving, until
 
@@ -25,13 +26,15 @@ class Door:
         self._port = port
 
     @asynccontextmanager
-    async def sending(self, path: str, head: bytes) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def sending(
+        self, path: str, head: bytes, key: bytes = b"first-key"
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """A connection on which the head of a POST has been sent."""
         if self._port is None:
             reader, writer = await asyncio.open_unix_connection(str(self.served.endpoints.http))
         else:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        host = b"Host: localhost:%d\r\nAuthorization: Bearer first-key\r\n" % (self._port or 80)
+        host = b"Host: localhost:%d\r\nAuthorization: Bearer %b\r\n" % (self._port or 80, key)
         writer.write(b"POST %b HTTP/1.1\r\n%b%b\r\n\r\n" % (path.encode(), host, head))
         try:
             yield reader, writer
@@ -52,7 +55,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, str, str, dict[str,
 @pytest.fixture(params=["unix", "tcp"])
 async def door(request: pytest.FixtureRequest, socket_folder: Path, free_port: int) -> AsyncIterator[Door]:
     keys = socket_folder / "keys"
-    keys.write_text("owner first-key admin\n")
+    keys.write_text("owner first-key admin\nother second-key\n")
     async with serving(socket_folder, http_port=free_port, api_key_file=keys) as running:
         yield Door(running, free_port if request.param == "tcp" else None)
 
@@ -89,6 +92,7 @@ async def test_large_bodies_that_come_slowly_all_at_once_have_a_bound_and_small_
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_body, "MAX_BYTES_TOGETHER", 100_000)
+    monkeypatch.setattr(http_body, "MAX_BYTES_OF_CALLER", 100_000)
     part = b" " * 32_768
     async with asyncio.TaskGroup() as group:
         may_end = asyncio.Event()
@@ -117,9 +121,36 @@ async def test_large_bodies_that_come_slowly_all_at_once_have_a_bound_and_small_
     assert {(status, code, headers["Retry-After"]) for status, code, _, headers in refused} == {
         (503, "too_many_bodies", "1")
     }
-    assert refused[0][2] == "98304 bytes of bodies are on their way, limit 100000; try again shortly"
+    assert refused[0][2] == "98304 bytes of this caller's bodies are on their way, limit 100000; try again shortly"
     large = b'{"prompt": "a"' + part + b"}"
     assert (await door.served.post("/tokenize", large))[0] == 200, "whoever broke off gave back what it held"
+
+
+async def test_a_caller_that_sends_large_bodies_slowly_keeps_nobody_elses_out(
+    socket_folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_body, "MAX_BYTES_TOGETHER", 100_000)
+    monkeypatch.setattr(http_body, "MAX_BYTES_OF_CALLER", 40_000)
+    large = b'{"prompt": "a"' + b" " * 40_000 + b"}"
+    length = b"Content-Length: %d"
+    keys = socket_folder / "keys"
+    keys.write_text("greedy first-key\nother second-key\n")
+    async with serving(socket_folder, http_port=free_port, api_key_file=keys) as running:
+        door = Door(running, free_port)
+        slow = door.sending("/tokenize", length % 1_000_000)
+        slow_too = door.sending("/tokenize", length % 1_000_000)
+        async with slow as (reader, writer), slow_too as (another_reader, another_writer):
+            writer.write(large)
+            another_writer.write(large)
+            answers = {asyncio.ensure_future(answer(one)) for one in (reader, another_reader)}
+            (told,), (untold,) = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+            status, code, message, _ = told.result()
+            assert (status, code) == (503, "too_many_bodies")
+            assert "bytes of this caller's bodies are on their way, limit 40000" in message
+            async with door.sending("/tokenize", length % len(large), b"second-key") as (reader, writer):
+                writer.write(large)
+                assert (await answer(reader))[0] == 200
+            untold.cancel()
 
 
 async def test_a_connection_with_half_of_a_head_is_closed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +160,26 @@ async def test_a_connection_with_half_of_a_head_is_closed(door: Door, monkeypatc
     async with asyncio.timeout(20):
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_a_body_counts_until_it_has_been_parsed_and_no_longer(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[http_body.BodyReader] = []
+    counted: list[int] = []
+    read = http_body.BodyReader.read
+
+    def note_reader(reader: http_body.BodyReader, *args: object):
+        readers.append(reader)
+        return read(reader, *args)
+
+    def parse(body: bytearray) -> Generate | Chat:
+        counted.append(readers[0].num_bytes.total())
+        return tokenize_request(body)
+
+    monkeypatch.setattr(http_body.BodyReader, "read", note_reader)
+    monkeypatch.setattr(http_api, "tokenize_request", parse)
+    body = b'{"prompt": "a"' + b" " * 40_000 + b"}"
+    assert (await door.served.post("/tokenize", body))[0] == 200
+    assert counted == [len(body) - http_body.FREE_BYTES]
+    assert not readers[0].num_bytes

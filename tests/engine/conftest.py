@@ -5,7 +5,7 @@ And, for what needs weights, tiny random models on disk.
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.kv.copy_costs import CopyCosts
-from pagedd.engine.kv.disk_reader import DiskReader
 from pagedd.engine.kv.disk_segment import SegmentForm
+from pagedd.engine.kv.disk_thread import DiskThread
 from pagedd.engine.kv.disk_tier import DiskTier
 from pagedd.engine.kv.host_tier import HostTier
 from pagedd.engine.kv.open_pages import OpenPages, num_pages_for
@@ -123,6 +123,25 @@ class TokenRunner(Runner):
                 assert before + own == tokens[: position + 1]
 
 
+class HeldDiskThread(DiskThread):
+    """Begins when the test calls what is in `held`, but removes files at once."""
+
+    def __init__(self, held: list[Callable[[], None]]) -> None:
+        super().__init__(held.append)
+        self._held = held
+
+    def ask(self, jobs: Iterable[Callable[[], None]], *, is_urgent: bool = False) -> None:
+        if is_urgent:
+            for job in jobs:
+                job()
+        else:
+            super().ask(jobs)
+
+    def finish(self, limit_s: float) -> None:
+        while self._held:
+            self._held.pop(0)()
+
+
 class Bench:
     """A scheduler on the arithmetic model, with a clock that only the test moves.
 
@@ -162,8 +181,8 @@ class Bench:
         # A block's bytes are its token ids.
         form = SegmentForm(bytes(32), block_size, block_size)
         self.held_reads: list[Callable[[], None]] = []
-        reader = DiskReader(self.held_reads.append) if holds_reads else None
-        self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form, reader=reader)
+        thread = HeldDiskThread(self.held_reads) if holds_reads else None
+        self.disk = None if disk is None else DiskTier(disk, form.file_bytes(disk_blocks), form, thread=thread)
         host = HostTier(memoryview(bytearray(host_slots * block_size)), block_size) if host_slots else None
         self.tiers = Tiers(host, self.disk, CopyCosts(block_size), lookahead=lookahead)
         num_pages = num_pages_for(

@@ -1,6 +1,7 @@
 """From settings to a runner: what is chosen, what is refused, and what the pool gets."""
 
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -78,6 +79,11 @@ def test_a_pool_smaller_than_the_budget_can_be_warmed_up(folder) -> None:
         ),
         ({"num_blocks": 33_554_431}, r"; 3355\d+ would fill it$"),  # all but for the weights
         ({"kv_host_gib": 65.0}, r"kv_host_gib 65, the host has 64\.0 GiB; lower it$"),
+        ({"kv_host_gib": 64.0}, r"kv_host_gib 64 beside 0\.0 GiB of weights, the host has 64\.0 GiB; lower it$"),
+        (  # either alone would fit
+            {"num_blocks": 20 << 20, "kv_host_gib": 40.0},
+            r"take 40\.0 GiB beside 0\.0 GiB of weights and kv_host_gib 40, cpu has 64\.0 GiB; 1258\d+ would fill it$",
+        ),
     ],
 )
 def test_a_pool_that_the_machine_can_never_hold_is_refused_before_a_weight_is_read(
@@ -89,6 +95,15 @@ def test_a_pool_that_the_machine_can_never_hold_is_refused_before_a_weight_is_re
         make(folder, **settings)
     with pytest.raises(EngineError, match=said):
         foresee(EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings), has_model=True)
+
+
+def test_a_host_tier_that_the_machine_can_never_hold_is_refused_whoever_reads_the_model(tmp_path, monkeypatch) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    monkeypatch.setattr(pool_check, "total_bytes", lambda device: 64 << 30)
+    settings = EngineConfig(model=str(tmp_path), device="cpu", kv_host_gib=65.0)
+    for ask in (partial(load.load_model, progress=lambda share, what: None), load.check_loadable):
+        with pytest.raises(EngineError, match=r"^invalid_setting: kv_host_gib 65, the host has 64\.0 GiB; lower it$"):
+            ask(settings)
 
 
 def test_the_kv_cache_may_be_narrower_than_the_activations(folder) -> None:

@@ -3,6 +3,7 @@
 Blocks of 4 tokens; a block's bytes are its token ids.
 """
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pagedd.engine.kv import disk_reader, disk_tier, tiers
+from pagedd.engine.kv import block_manager, disk_thread, disk_tier, disk_writer, tiers
 from pagedd.engine.kv.disk_segment import Segment
 
 PROMPT = list(range(1, 14))  # 3 full blocks and one token
 OTHER = [30, 31, 32]
+UNSAVED = list(range(30, 39))  # 2 full blocks and one token, not on the disk
 
 
 @pytest.fixture
@@ -56,6 +58,13 @@ def hanging_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDisk]:
 
 def names(step) -> list[str]:
     return [item.sequence.request.request_id for item in step.scheduled]
+
+
+def lose_what_the_pool_has(b) -> None:
+    for block_id in range(b.blocks.pool.num_blocks):
+        if b.blocks.pool.is_cached(block_id):
+            b.blocks.pool.discard(block_id)
+            b.blocks.prefix_cache.forget(block_id)
 
 
 def test_others_go_on_while_the_disk_is_read(stored, cold) -> None:
@@ -148,7 +157,7 @@ def test_a_disk_that_hangs_is_waited_for_once(stored, cold, hanging_disk, monkey
 def test_a_disk_that_hangs_is_neither_read_nor_written_before_it_answers(
     stored, cold, hanging_disk, monkeypatch
 ) -> None:
-    monkeypatch.setattr(disk_reader, "STUCK_S", 0.0)
+    monkeypatch.setattr(disk_thread, "STUCK_S", 0.0)
     b = stored()
     b.add("a", PROMPT, max_tokens=2)
     b.scheduler.schedule()
@@ -158,11 +167,135 @@ def test_a_disk_that_hangs_is_neither_read_nor_written_before_it_answers(
     assert names(b.step()) == ["b"]
     b.run()
     assert (b.output("b"), b.num_cached("b")) == (cold(PROMPT, 2), 0)
+    b.add("c", UNSAVED, max_tokens=1)
+    b.run()
     b.writer.note_change()
     assert not b.writer.write_piece()
+    assert b.writer.due_s == disk_writer.IDLE_S, "what is to be written stays due"
+    b.writer.write_all(60)
+    assert b.disk.stats().stored_total == 0
+    monkeypatch.setattr(disk_thread, "STUCK_S", 60.0)
     hanging_disk.answers.set()
-    while b.disk.max_reads == 0:
-        b.disk.await_reads(1.0)
+    b.disk.finish()
+    b.writer.note_change()
+    assert b.writer.write_piece()
+    assert b.disk.stats().stored_total == 2
+
+
+def test_no_step_waits_for_a_disk_that_neither_stamps_nor_removes(stored, cold, monkeypatch) -> None:
+    """Broken numbers forget what the disk has, and a look for what is to be written stamps what is there."""
+    may_answer, is_asked, unlink, utime = threading.Event(), threading.Event(), Path.unlink, os.utime
+
+    def answer_late(ask):
+        def late(*args, **kwargs):
+            assert threading.current_thread() is not threading.main_thread()
+            is_asked.set()
+            assert may_answer.wait(60)
+            return ask(*args, **kwargs)
+
+        return late
+
+    b = stored()
+    b.add("a", PROMPT, max_tokens=1)
+    b.run()
+    b.disk.finish()
+    monkeypatch.setattr(disk_thread, "STUCK_S", 0.0)
+    monkeypatch.setattr(Path, "unlink", answer_late(unlink))
+    monkeypatch.setattr(os, "utime", answer_late(utime))
+    try:
+        b.writer.note_change()
+        assert not b.writer.write_piece()
+        assert is_asked.wait(60)
+        assert b.disk.is_stuck
+        b.add("b", PROMPT, max_tokens=2)
+        step = b.scheduler.schedule()
+        b.blocks.distrust(step.scheduled[0].sequence)
+        assert not any(b.disk.holds(block) for block in b.disk.blocks())
+        b.finish(step)
+        b.run()
+        assert b.output("b") == cold(PROMPT, 2)
+    finally:
+        may_answer.set()
+        monkeypatch.setattr(disk_thread, "STUCK_S", 60.0)
+    b.disk.finish()
+    assert b.disk.stats().num_bytes == 0
+
+
+def test_a_prefix_is_evicted_though_the_disk_does_not_remove_it_and_that_is_said(stored, monkeypatch) -> None:
+    may_answer, unlink = threading.Event(), Path.unlink
+    monkeypatch.setattr(block_manager, "STUCK_S", 0.01)
+    monkeypatch.setattr(Path, "unlink", lambda *args, **kwargs: may_answer.wait(60) and unlink(*args, **kwargs))
+    b = stored()
+    head = next(iter(b.disk.blocks()))
+    assert b.engine.evict_prefix(head.digest) == (0, 0, 3, 0)
+    assert not b.disk.holds(head)
+    may_answer.set()
+    b.disk.finish()
+    assert b.disk.stats().num_bytes == 0
+
+
+def test_a_request_whose_disk_gets_no_thread_is_computed_and_the_next_one_is_read(stored, cold, monkeypatch) -> None:
+    b = stored()
+    with monkeypatch.context() as patch:
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", refuse)
+        b.add("a", PROMPT, max_tokens=2)
+        b.run()
+    assert (b.output("a"), b.num_cached("a")) == (cold(PROMPT, 2), 0)
+    assert b.disk.max_reads == disk_tier.MAX_READING_BYTES // 4
+    lose_what_the_pool_has(b)
+    b.add("b", PROMPT, max_tokens=2)
+    b.run()
+    assert (b.output("b"), b.num_cached("b")) == (cold(PROMPT, 2), 12)
+
+
+def test_a_block_that_takes_longer_than_anybody_waits_is_waited_for_once(
+    stored, cold, hanging_disk, monkeypatch
+) -> None:
+    monkeypatch.setattr(tiers, "MIN_PATIENCE_S", 0.01)
+    b = stored()
+    b.tiers.costs.compute.note(1000, 0.001)
+    b.add("a", PROMPT, max_tokens=2)
+    b.run()
+    assert b.tiers.costs.read.each > b.tiers.costs.compute.each * 4
+    hanging_disk.answers.set()
+    b.disk.finish()
+    lose_what_the_pool_has(b)
+    b.add("b", PROMPT, max_tokens=2)
+    assert names(b.step()) == ["b"]
+    assert not b.blocks.reads
+    assert b.runner.num_loaded == 0
+
+
+def test_nothing_is_read_behind_more_than_computing_it_would_take(stored) -> None:
+    b = stored(holds_reads=True)
+    b.tiers.costs.compute.note(1, 0.1)
+    b.tiers.costs.read.note(1, 0.3)
+    b.add("a", PROMPT, max_tokens=2)
+    b.scheduler.schedule()
+    root = b.blocks.prefix_cache.root_key(())
+    wanted = [tuple(PROMPT[start : start + 4]) for start in (0, 4, 8)]
+    # Three blocks are read in 0.9 s first. One is computed in 0.4 s, three in 1.2 s.
+    assert b.tiers.find_run(root, wanted[:1]) == ([], None)
+    data, read = b.tiers.find_run(root, wanted)
+    assert (data, len(read.places)) == ([None] * 3, 3)
+
+
+def test_a_reader_that_is_preempted_while_it_waits_hits_its_prefix_once(stored) -> None:
+    b = stored(holds_reads=True, max_num_seqs=1)
+    b.add("head", PROMPT[:5], max_tokens=1)
+    b.run()
+    b.add("slow", PROMPT, max_tokens=2, priority=-50)
+    b.scheduler.schedule()
+    b.add("urgent", OTHER, max_tokens=2, priority=50)
+    b.run()
+    assert b.finished["slow", 0].num_cached_tokens == 12
+    entries = [entry for entry in map(b.blocks.prefix_cache.entry, range(20)) if entry is not None]
+    hits = {entry.token_ids: entry.num_hits for entry in entries}
+    assert [hits[tuple(PROMPT[start : start + 4])] for start in (0, 4, 8)] == [2, 1, 1]
 
 
 def test_what_a_slow_disk_has_brought_by_then_is_used(stored, cold, monkeypatch) -> None:
@@ -188,7 +321,7 @@ def test_a_prefix_that_is_evicted_while_it_is_read_is_computed_and_is_nowhere(
     ((read, _),) = b.blocks.reads.values()
     if has_come:
         b.held_reads.pop()()
-    assert b.engine.evict_prefix(read.places[0].segment.blocks[0].digest) == (0, 0, 0)
+    assert b.engine.evict_prefix(read.places[0].segment.blocks[0].digest) == (0, 0, 0, 0)
     b.run()
     assert (b.output("a"), b.num_cached("a"), b.runner.num_loaded) == (cold(PROMPT, 2), 0, 0)
     assert not list(tmp_path.glob("*.kv"))
@@ -206,19 +339,9 @@ def test_an_engine_that_ends_does_not_wait_for_a_disk_that_hangs(stored, hanging
 def test_a_process_ends_though_its_disk_hangs() -> None:
     program = """
 import threading
-from pagedd.engine.kv.disk_reader import DiskReader
-from pagedd.engine.kv.use_stamps import UseStamps
+from pagedd.engine.kv.disk_thread import DiskThread
 
-class Hanging:
-    def read(self, index):
-        print("reading", flush=True)
-        threading.Event().wait()
-
-class Place:
-    def __iter__(self):
-        return iter((Hanging(), 0))
-
-read = DiskReader().start([Place()], UseStamps())
+DiskThread().ask([threading.Event().wait])
 """
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""

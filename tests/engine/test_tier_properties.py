@@ -121,7 +121,7 @@ class TieredLife(EngineLife):
         read, _ = blocks.reads[sequence]
         place = pick.choice(read.places)
         if happening == "is too slow":
-            read.began_s -= 1e9
+            read.wanted_s -= 1e9
         elif happening == "lost a file":
             place.segment.path.unlink(missing_ok=True)
         elif happening == "was forgotten":

@@ -177,7 +177,7 @@ def test_what_has_been_evicted_from_the_index_on_request_is_nowhere(bench, tmp_p
     b.add("a", PROMPT, max_tokens=1)
     b.run()
     b.write_to_disk()
-    assert evict_first(b) == (3, 0, 0)
+    assert evict_first(b) == (3, 0, 0, 0)
     b.add("b", PROMPT, max_tokens=1)
     b.run()
     assert b.num_cached("b") == 0
@@ -239,7 +239,7 @@ def test_a_prefix_that_only_a_tier_has_is_evicted_by_its_digest(bench, tmp_path:
     if is_restarted:
         b.disk.close()
         b = bench(num_blocks=6, disk=tmp_path)
-    assert b.engine.evict_prefix(root.digest) == (0, 0, 0)
+    assert b.engine.evict_prefix(root.digest) == (0, 0, 0, 6)
     assert b.engine.evict_prefix(root.digest) is None
     b.add("b", PROMPT, max_tokens=1)
     b.run()
@@ -252,7 +252,7 @@ def test_an_eviction_says_what_the_disk_would_not_remove(bench, tmp_path: Path, 
     b.run()
     b.write_to_disk()
     with nothing_can_be_removed():
-        assert evict_first(b) == (3, 0, 3)
+        assert evict_first(b) == (3, 0, 3, 0)
     b.add("b", PROMPT, max_tokens=1)
     b.run()
     assert b.num_cached("b") == 0
@@ -270,7 +270,7 @@ def test_what_lies_behind_a_gap_that_nobody_can_name_goes_with_an_evicted_prefix
     other = next(entry for entry in b.blocks.prefix_cache.roots.values() if entry.token_ids == tuple(OTHER[:4]))
     b.tiers.save(b.blocks.prefix_cache.stored_block(next(iter(other.children.values()))), 0)
     head = next(block for block in b.tiers.host.newest_first() if block.token_ids == tuple(PROMPT[:4]))
-    assert b.engine.evict_prefix(head.digest) == (0, 0, 0)
+    assert b.engine.evict_prefix(head.digest) == (0, 0, 0, 0)
     assert [block.token_ids for block in b.tiers.host.newest_first()] == [tuple(OTHER[4:8])]
 
 
@@ -352,6 +352,7 @@ def test_after_drift_nothing_of_what_was_distrusted_is_written(bench, tmp_path: 
     b.engine.check_when_idle()
     assert b.engine.stats().integrity_alarms_total == 1
     assert not b.writer.write_piece()
+    b.disk.finish()
     assert not list(tmp_path.glob("*.kv"))
 
 
@@ -408,6 +409,7 @@ def test_drift_distrusts_every_tier(bench, tmp_path: Path) -> None:
     fill_with_others(b)
     b.blocks.reset()
     assert [stats.num_blocks for stats in b.tiers.stats().values()] == [0, 0]
+    b.disk.finish()
     assert not list(tmp_path.glob("*.kv"))
 
 

@@ -204,6 +204,35 @@ def test_what_was_used_last_is_known_after_a_restart(open_tier) -> None:
     assert held(open_tier(num_files=2)) == "ac"
 
 
+def test_what_was_read_last_is_known_after_a_restart(open_tier) -> None:
+    tier = open_tier(num_files=3)
+    for letter in "abc":
+        tier.write(blocks(letter))
+    assert read(tier, b"a" * 32) == b"aaaaaaaa"
+    assert held(open_tier(num_files=2)) == "ac"
+
+
+def test_what_reading_took_is_counted(open_tier) -> None:
+    tier = open_tier()
+    tier.write(blocks("ab"))
+    reading = tier.start_read([b"a" * 32, b"b" * 32])
+    tier.finish()
+    assert len(tier.take_read(reading)) == len(reading.block_seconds) == 2
+    assert tier.figures.read_seconds_total == sum(reading.block_seconds) > 0
+    assert tier.figures.read_bytes_total == 16
+
+
+def test_a_block_that_was_forgotten_before_it_could_not_be_read_is_no_fault_of_the_disk(open_tier, caplog) -> None:
+    tier = open_tier()
+    tier.write(blocks("ab"))
+    tier.file_of(b"a" * 32).path.unlink()
+    reading = tier.start_read([b"a" * 32])
+    tier.finish()
+    tier.forget({b"a" * 32})
+    assert tier.take_read(reading) == []
+    assert not caplog.records
+
+
 def test_files_of_other_models_count_and_leave_as_well(open_tier) -> None:
     open_tier(num_files=2).write(blocks("a"))
     tier = open_tier(num_files=2, form=replace(FORM, identity=b"j" * 32))
@@ -288,7 +317,7 @@ def test_what_is_forgotten_is_gone_after_a_restart_too(open_tier) -> None:
     tier = open_tier()
     tier.write(blocks("abc"))
     tier.write(blocks("d"))
-    assert tier.forget({b"b" * 32}) == Forgotten(num_left=0, num_beside=2)
+    assert tier.forget({b"b" * 32}, 60) == Forgotten(num_left=0, num_beside=2)
     assert held(open_tier()) == "d"  # a and c shared its file
 
 
@@ -388,13 +417,13 @@ def test_what_cannot_be_forgotten_is_counted_and_not_served_and_may_be_tried_aga
     tier.write(blocks("ab"))
     tier.write(blocks("c"))
     with nothing_can_be_removed():
-        assert tier.forget({b"a" * 32, b"c" * 32}) == Forgotten(num_left=2, num_beside=0)
+        assert tier.forget({b"a" * 32, b"c" * 32}, 60) == Forgotten(num_left=2, num_beside=0)
     assert held(tier) == "b"
     assert held(open_tier()) == "abc"
     tier = open_tier()
     with nothing_can_be_removed():
-        tier.forget({b"a" * 32})
-    assert tier.forget({b"a" * 32}) == Forgotten(num_left=0, num_beside=1)
+        tier.forget({b"a" * 32}, 60)
+    assert tier.forget({b"a" * 32}, 60) == Forgotten(num_left=0, num_beside=1)
     assert held(open_tier()) == "c"
 
 

@@ -83,7 +83,7 @@ def test_the_tree_has_at_most_as_many_runs_as_were_asked_for_and_counts_all_bloc
 
 def test_evicting_a_branch_frees_it_and_leaves_the_others(b) -> None:
     head = b.blocks.prefix_cache.under(named(tree(b).runs, lambda run: run.digest)[3])
-    assert b.blocks.evict(head.digest) == (2, 0, 0)
+    assert b.blocks.evict(head.digest) == (2, 0, 0, 0)
     assert named(tree(b).runs, lambda run: run.num_blocks) == {1: 3}  # system and Bob are one run now
     b.scheduler.check_integrity()
     assert b.blocks.pool.num_free == 16 - 3
@@ -96,7 +96,7 @@ def test_evicting_a_root_frees_all_that_continues_it_but_for_what_is_used(b) -> 
     b.add("now", [*SYSTEM, *ANA[:4], 8], max_tokens=2)
     b.step()
     head = b.blocks.prefix_cache.under(tree(b).runs[0].digest)
-    assert b.blocks.evict(head.digest) == (2, 3, 0)  # Bob's block and Ana's second go
+    assert b.blocks.evict(head.digest) == (2, 3, 0, 0)  # Bob's block and Ana's second go
     b.scheduler.check_integrity()
     b.run()
     assert b.finished["now", 0]
