@@ -1,7 +1,9 @@
-"""The exit statuses that `pagectl` and `pagedd` share, numbers of sysexits.h: a model that cannot be had or served."""
+"""The exit statuses that `pagectl` and `pagedd` share; those of a model that cannot be had are of sysexits.h."""
 
 import os
 
+# What a shell says of a program that an interrupt ended.
+EXIT_INTERRUPTED = 130
 MODEL_STATUSES = {
     "checksum_mismatch": os.EX_DATAERR,
     "model_unavailable": os.EX_UNAVAILABLE,

@@ -13,12 +13,11 @@ from pagedd.client import pagectl_commands as commands
 from pagedd.client.command_line import CommandLine
 from pagedd.client.completion import SHELLS, completion_script
 from pagedd.client.errors import PageddError
-from pagedd.client.exit_statuses import MODEL_STATUSES
+from pagedd.client.exit_statuses import EXIT_INTERRUPTED, MODEL_STATUSES
 from pagedd.client.pagectl_commands import EXIT_REFUSED, SAMPLING_FLAGS
 from pagedd.client.render import printable
 from pagedd.client.standard_output import until_nobody_reads
 
-EXIT_INTERRUPTED = 130
 # Numbers of sysexits.h, as the daemon's. Argparse gives 2 for a wrong command line.
 EXIT_STATUSES = MODEL_STATUSES | {
     "daemon_unreachable": os.EX_UNAVAILABLE,

@@ -16,6 +16,8 @@ _UNKNOWN_ENERGY = (
     "not known: no counter of a GPU or of the processor's packages can be read; state [cost] watts, or let the daemon "
     "read /sys/class/powercap"
 )
+_NUM_DIGITS = 6
+_LARGE = 1e9  # from here on a power of ten reads better than so many digits
 _ROWS: tuple[tuple[str, Callable[[Cost], float | None], int], ...] = (
     ("prompt tokens", lambda cost: cost.prompt_tokens, 0),
     ("  of them cached", lambda cost: cost.cached_tokens, 0),
@@ -60,17 +62,17 @@ def render_cost(report: UsageReport, glyphs: Glyphs) -> list[str]:
         for name, of, decimals in _ROWS
     ]
     return [
-        *_notes(report),
+        *_notes(report, glyphs),
         "",
         *table([["", "last minute", "since start"], *totals], left={0}),
         *_callers(report, glyphs),
     ]
 
 
-def _notes(report: UsageReport) -> Iterator[str]:
+def _notes(report: UsageReport, glyphs: Glyphs) -> Iterator[str]:
     yield f"energy: {_SOURCES.get(report.energy_source, _UNKNOWN_ENERGY)}"
     if report.idle_joules is not None:
-        yield f"        {report.idle_joules:.1f} J more were used without work, and are nobody's"
+        yield f"        {_number(report.idle_joules, 1, glyphs)} J more were used without work, and are nobody's"
     parts = [
         name for name, is_there in (("the box", report.has_box_price), ("its power", report.has_kwh_price)) if is_there
     ]
@@ -105,10 +107,13 @@ def _callers(report: UsageReport, glyphs: Glyphs) -> Iterator[str]:
 
 
 def _number(value: float | None, decimals: int, glyphs: Glyphs) -> str:
-    """What is more than nothing never reads as 0."""
+    """A count in full, else six digits or so, whatever the prices are. What is more than nothing never reads as 0."""
     if value is None:
         return glyphs.missing
-    text = f"{value:.{decimals}f}"
+    if decimals and value >= _LARGE:
+        return f"{value:.{_NUM_DIGITS - 1}e}"
+    num_whole_digits = len(str(int(value))) if value >= 1 else 0
+    text = f"{value:.{max(0, min(decimals, _NUM_DIGITS - num_whole_digits))}f}"
     return f"{value:.1e}" if value and not float(text) else text
 
 

@@ -38,9 +38,10 @@ class LoggedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
 
 
 _decoder = msgspec.json.Decoder(LoggedRequest)
-# A log is read whole. What is longer is none, or that of months.
+# A log is read whole. What is longer is none, or that of months; a daemon's two files together have as many bytes.
 _MAX_LINES = 1_000_000
 _MAX_LINE_BYTES = 16 << 20
+_MAX_BYTES = 128 << 20
 
 
 class Prompts:
@@ -79,12 +80,16 @@ def arrivals_s(entries: Sequence[LoggedRequest]) -> list[float]:
 
 def read_log(path: Path, field: str) -> list[LoggedRequest]:
     """In the order of the file. Raises `PageddError("invalid_setting")`, which blames `field` and names the line."""
-    entries = []
+    entries, num_bytes = [], 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
-                if number > _MAX_LINES or len(line) > _MAX_LINE_BYTES:
-                    limits = f"a log has at most {_MAX_LINES} lines of {_MAX_LINE_BYTES} bytes"
+                num_bytes += len(line)
+                if number > _MAX_LINES or len(line) > _MAX_LINE_BYTES or num_bytes > _MAX_BYTES:
+                    limits = (
+                        f"a log has at most {_MAX_LINES} lines of {_MAX_LINE_BYTES} bytes, {_MAX_BYTES} in all; "
+                        "give a part of it"
+                    )
                     raise PageddError("invalid_setting", f"{path}, line {number}: {limits}", field=field)
                 if line.strip():
                     entries.append(_entry(line, f"{path}, line {number}", field))

@@ -280,7 +280,7 @@ class TokenBounds(NamedTuple):
 def token_bounds(message: Generate | Chat, max_token_bytes: int, most: int) -> TokenBounds:
     """A tokenizer makes at most one token of a byte; what a chat template adds is not counted.
 
-    Where `max_tokens` is left out, nothing but `most` bounds them.
+    Where a chat leaves `max_tokens` out, nothing but `most` bounds them.
     """
     sampling = message.sampling
     least_output = sampling.max_tokens or max(1, sampling.min_tokens)
@@ -290,8 +290,9 @@ def token_bounds(message: Generate | Chat, max_token_bytes: int, most: int) -> T
         texts = [turn.content for turn in message.messages] if isinstance(message, Chat) else [message.prompt or ""]
         least = -(-sum(map(len, texts)) // max_token_bytes)
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    most_in_all = most if sampling.max_tokens is None else num_bytes + sampling.n * least_output
-    return TokenBounds(least, least_output, most_in_all)
+    if isinstance(message, Chat) and sampling.max_tokens is None:
+        return TokenBounds(least, least_output, most)
+    return TokenBounds(least, least_output, num_bytes + sampling.n * _least_max_tokens(message))
 
 
 def to_engine_request(

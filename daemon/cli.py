@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pagedd.client.errors import PageddError
-from pagedd.client.exit_statuses import MODEL_STATUSES
+from pagedd.client.exit_statuses import EXIT_INTERRUPTED, MODEL_STATUSES
 from pagedd.client.standard_output import until_nobody_reads
 from pagedd.daemon import logs
 
@@ -43,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
             priority = "<2>" if logs.writes_to_journal(sys.stderr, os.environ) else ""
             print(f"{priority}pagedd: {error}", file=sys.stderr)
         return exit_status(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def _run(arguments: list[str]) -> int:
@@ -116,13 +118,9 @@ def models(argv: list[str]) -> int:
 
 
 def tune(argv: list[str]) -> int:
-    from pagedd.daemon.tune.command import EXIT_INTERRUPTED
     from pagedd.daemon.tune.command import tune as run_tune
 
-    try:
-        return run_tune(argv, _report)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return run_tune(argv, _report)
 
 
 def check_config(argv: list[str]) -> int:

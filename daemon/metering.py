@@ -73,8 +73,10 @@ class Metering:
         """
         account, pool_tokens = asked[0][0].account, _pool_tokens(info)
         allowance = account.allowance
-        most = allowance.most_tokens(pool_tokens) or pool_tokens
-        bounds = [token_bounds(message, max_token_bytes, most) for _, message in asked]
+        bounds = [
+            token_bounds(message, max_token_bytes, allowance.most_tokens(message.sampling.n, pool_tokens))
+            for _, message in asked
+        ]
         holds = [
             (meter.hold, least_need_of(prompt, message.sampling.n, output, info.block_size))
             for (meter, message), (prompt, output, _) in zip(asked, bounds, strict=True)

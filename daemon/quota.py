@@ -15,6 +15,8 @@ from pagedd.daemon.quota_config import QuotaLimits
 
 # When another of the caller's requests will end is not known; it may be soon.
 _BUSY_RETRY_S = 1.0
+# Tokens: 0.29 of 1600 is 463.99999999999994 in binary, and a whole block less if it were cut off.
+_SHARE_ROUNDING = 1e-6
 
 
 class TokenBucket:
@@ -51,18 +53,22 @@ class Need(NamedTuple):
 
 
 def need_of(num_prompt_tokens: int, num_choices: int, num_output_tokens: int, block_size: int) -> Need:
-    """`num_output_tokens` are those of one choice. Choices share the prompt's full blocks; its tail each one copies."""
+    """`num_output_tokens` are those of one choice. Choices share the prompt's full blocks; its tail each one copies.
+
+    The last token drawn is never computed, so it takes nothing of the pool.
+    """
     num_shared = num_prompt_tokens // block_size
-    num_own = -(-(num_prompt_tokens + num_output_tokens) // block_size) - num_shared
+    num_own = -(-(num_prompt_tokens + num_output_tokens - 1) // block_size) - num_shared
     num_tokens = num_prompt_tokens + num_choices * num_output_tokens
     return Need(num_choices, num_tokens, (num_shared + num_choices * num_own) * block_size)
 
 
 def least_need_of(num_prompt_tokens: int, num_choices: int, num_output_tokens: int, block_size: int) -> Need:
-    """No more than `need_of` will say of a prompt that may turn out longer: one that ends with a block needs least."""
-    num_tokens = num_prompt_tokens + num_choices * num_output_tokens
-    num_blocks = num_prompt_tokens // block_size + num_choices * -(-num_output_tokens // block_size)
-    return Need(num_choices, num_tokens, max(num_blocks, -(-num_tokens // block_size)) * block_size)
+    """What `need_of` will say at least of a prompt that may turn out longer: one that ends with a block has no tail."""
+    without_tail = -(-num_prompt_tokens // block_size) * block_size
+    least = need_of(num_prompt_tokens, num_choices, num_output_tokens, block_size)
+    longer = need_of(without_tail, num_choices, num_output_tokens, block_size)
+    return least._replace(num_kv_tokens=min(least.num_kv_tokens, longer.num_kv_tokens))
 
 
 @dataclass(slots=True, eq=False)
@@ -119,10 +125,11 @@ class Allowance:
             share_left = 1.0 if last is None else last.level / last.capacity
             self._last_bucket = TokenBucket(per_minute, self._clock, share_left)
 
-    def most_tokens(self, pool_tokens: int) -> int | None:
-        """The most that one request may ever need, prompt and all output; None is no limit but the pool's own."""
-        limits = self.limits.tokens_per_minute, self._kv_tokens(pool_tokens)
-        return min((limit for limit in limits if limit is not None), default=None)
+    def most_tokens(self, num_choices: int, pool_tokens: int) -> int:
+        """The most that one request may ever need, prompt and all output, where the pool's end is a limit too."""
+        kv_tokens, per_minute = self._kv_tokens(pool_tokens), self.limits.tokens_per_minute
+        most = num_choices + (pool_tokens if kv_tokens is None else kv_tokens)
+        return most if per_minute is None else min(most, per_minute)
 
     def most_output_tokens(
         self, num_prompt_tokens: int, num_choices: int, pool_tokens: int, block_size: int
@@ -134,7 +141,7 @@ class Allowance:
         if (kv_tokens := self._kv_tokens(pool_tokens)) is not None:
             num_shared = num_prompt_tokens // block_size
             num_own = (kv_tokens // block_size - num_shared) // num_choices
-            limits.append((num_shared + num_own) * block_size - num_prompt_tokens)
+            limits.append((num_shared + num_own) * block_size + 1 - num_prompt_tokens)
         return min(limits, default=None)
 
     def hold(self, asked: Sequence[tuple[Hold, Need]], pool_tokens: int, *, most_tokens: int | None = None) -> None:
@@ -185,7 +192,8 @@ class Allowance:
         self._bucket.put(-num_tokens)
 
     def _kv_tokens(self, pool_tokens: int) -> int | None:
-        return None if self.limits.kv_share is None else int(self.limits.kv_share * pool_tokens)
+        share = self.limits.kv_share
+        return None if share is None else math.floor(share * pool_tokens + _SHARE_ROUNDING)
 
     def _refuse_impossible(
         self, num_choices: int, num_tokens: int, num_kv_tokens: int, pool_tokens: int, most_tokens: int | None

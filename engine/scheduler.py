@@ -217,11 +217,20 @@ class Scheduler:
         presses = bool(decoding and prompts) and urgency(min(prompts, key=urgency)) < urgency(decoding[-1])
         num_kept = int(presses and budget > 1)
         for sequence in self.budget.in_turn(decoding):
-            if budget > num_kept and sequence.state is SequenceState.RUNNING and self._seats.grow(sequence, 1, step):
-                self._enter(step, sequence, 1)
+            if budget > num_kept and self._decode(step, sequence):
                 budget -= 1
+        # Only the most urgent can always have a block, and it need not be among those whose turn it is.
+        if decoding and not step.scheduled and self._decode(step, decoding[0]):
+            budget -= 1
         budget = min(budget, self.budget.for_chunks)
         return budget - (self._add_guesses(step, budget) if self._assumed is None and not self.budget.is_paced else 0)
+
+    def _decode(self, step: Step, sequence: Sequence) -> bool:
+        """Its next token goes into the step, unless it lost its seat or finds no block."""
+        if sequence.state is not SequenceState.RUNNING or not self._seats.grow(sequence, 1, step):
+            return False
+        self._enter(step, sequence, 1)
+        return True
 
     def _add_guesses(self, step: Step, budget: int) -> int:
         """Lets the step's sequences, each with its token, compute guesses as well; returns how many in all.

@@ -12,6 +12,7 @@ from typing import Any
 
 from pagedd.client.endpoints import client_endpoints
 from pagedd.client.errors import PageddError
+from pagedd.client.exit_statuses import EXIT_INTERRUPTED
 from pagedd.client.request_log import read_log
 from pagedd.client.sync import Client
 from pagedd.daemon.config import DEFAULT_FILE, load_config
@@ -38,7 +39,6 @@ _CHANGEABLE = {
 }
 
 EXIT_UNDECIDED = 1
-EXIT_INTERRUPTED = 130
 
 
 def tune(argv: list[str], report: Callable[[str], None]) -> int:
@@ -111,11 +111,17 @@ def tune(argv: list[str], report: Callable[[str], None]) -> int:
     except KeyboardInterrupt:
         is_interrupted = True
         report("interrupted; what was found until then holds")
+    except OSError:  # nobody reads on, or the disk is full; minutes of trials are not lost with that
+        _write(tuning.changes, options.out, settings_file if options.write else None, report)
+        raise
     if num_disturbed:
         are = "trial is" if num_disturbed == 1 else "trials are"
         report(f"{num_disturbed} {are} not judged: other programs had the cores; end them and try again")
     written_to = settings_file if options.write and not is_interrupted else None
-    _conclude(tuning.changes, num_judged, options.out, written_to, report)
+    try:
+        _write(tuning.changes, options.out, written_to, report)
+    finally:  # what no file takes can still be read
+        print(_conclusion(tuning.changes, num_judged), end="", flush=True)
     if is_interrupted:
         return EXIT_INTERRUPTED
     return 0 if num_judged or tuning.changes else EXIT_UNDECIDED
@@ -182,28 +188,27 @@ def _has_gpu(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and os.path.exists("/dev/nvidiactl"))
 
 
-def _conclude(
-    changes: dict[str, Any],
-    num_judged: int,
-    out: Path | None,
-    settings_file: Path | None,
-    report: Callable[[str], None],
+def _write(
+    changes: dict[str, Any], out: Path | None, settings_file: Path | None, report: Callable[[str], None]
 ) -> None:
     if not changes:
-        judged = f"none of {num_judged} compared is better than" if num_judged else "no setting was compared with"
-        print(f"\n{judged} the settings as they are", flush=True)
         for path in (out, settings_file):
             if path is not None:
                 report(f"{path} is not written: there is nothing to write")
         return
-    found = merge("", changes)
-    print(f"\n{found}", end="", flush=True)
     if out is not None:
-        write_settings(out, found, "out")
+        write_settings(out, merge("", changes), "out")
         report(f"written to {out}")
     if settings_file is not None:
         write_settings(settings_file, merge(read_settings(settings_file), changes), "settings_file")
         report(f"{settings_file} is changed; restart the daemon to use it")
+
+
+def _conclusion(changes: dict[str, Any], num_judged: int) -> str:
+    if changes:
+        return f"\n{merge('', changes)}"
+    judged = f"none of {num_judged} compared is better than" if num_judged else "no setting was compared with"
+    return f"\n{judged} the settings as they are\n"
 
 
 def _tried(tried: Tried) -> str:

@@ -123,10 +123,11 @@ def write_segment(directory: Path, form: SegmentForm, blocks: Sequence[tuple[Sto
                 _write(file.fileno(), data)
             os.fsync(file.fileno())
         unfinished.rename(path)
+        _sync_directory(directory)
     except OSError:
         unfinished.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
-    _sync_directory(directory)
     return Segment(path, form, contents, digests, form.file_bytes(len(blocks)))
 
 

@@ -1,6 +1,7 @@
 """Usage and costs as text; "not known" is never a number."""
 
 import msgspec
+import pytest
 
 from pagedd.client.render import ASCII, UNICODE
 from pagedd.client.render_usage import render_cost, render_usage
@@ -51,6 +52,24 @@ def test_what_is_more_than_nothing_never_reads_as_nothing() -> None:
     lines = render_cost(msgspec.structs.replace(make_usage(), callers=[], since_start=cost), ASCII)
     shown = {line.rsplit(maxsplit=2)[0]: line.split()[-1] for line in lines[5:]}
     assert (shown["J"], shown["J / token"], shown["money"]) == ("0.0", "0.0499", "4.2e-09")
+
+
+@pytest.mark.parametrize(
+    ("money", "shown"),
+    [
+        (1.25, "1.25000"),
+        (1234.5678, "1234.57"),
+        (87654321.9, "87654322"),
+        (1522562806832936960.0, "1.52256e+18"),
+    ],
+)
+def test_no_price_makes_more_digits_than_can_be_read(money: float, shown: str) -> None:
+    cost = Cost(seconds=60.0, output_tokens=123_456_789_012, money=money)
+    lines = render_cost(msgspec.structs.replace(make_usage(), callers=[], since_start=cost), ASCII)
+    [line] = [line for line in lines if line.startswith("money  ")]
+    assert line.split()[-1] == shown
+    [tokens] = [line for line in lines if line.startswith("output tokens")]
+    assert tokens.split()[-1] == "123456789012"
 
 
 def test_what_is_not_known_is_said_with_the_setting_that_it_needs() -> None:

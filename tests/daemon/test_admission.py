@@ -134,7 +134,9 @@ def test_a_user_and_a_key_never_share_a_tag() -> None:
         (Generate(id="a", prompt="abcdefgh", sampling=Sampling(max_tokens=5)), (2, 5, 8 + 5)),
         (Generate(id="a", prompt="éé", sampling=Sampling(max_tokens=5, n=3)), (1, 5, 4 + 15)),
         (Generate(id="a", prompt_token_ids=[1, 2, 3], sampling=Sampling(max_tokens=5)), (3, 5, 3 + 5)),
-        (Generate(id="a", prompt="abcd", sampling=Sampling(min_tokens=3)), (1, 3, 99)),
+        (Generate(id="a", prompt="abcd", sampling=Sampling(min_tokens=3, n=2)), (1, 3, 4 + 2 * 16)),
+        (Generate(id="a", prompt="abcd", sampling=Sampling(min_tokens=30)), (1, 30, 4 + 30)),
+        (Chat(id="a", messages=[ChatMessage(role="user", content="abcd")]), (1, 1, 99)),
         (
             Chat(id="a", messages=[ChatMessage(role="user", content="abcd")] * 2, sampling=Sampling(max_tokens=1)),
             (2, 1, 8 + 1),

@@ -209,6 +209,36 @@ def test_a_reader_that_leaves_ends_the_program_without_a_word(arguments: list[st
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_standard_output_is_one_sentence(monkeypatch: pytest.MonkeyPatch, unbuffered: str) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = [sys.executable, "-P", "-m", "pagedd.daemon.cli", "version"]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "standard output cannot be written: No space left on device; give it a place with room\n"
+    assert (ended.returncode, ended.stderr) == (os.EX_IOERR, said)
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+from pagedd.daemon import cli
+
+class Interrupt:
+    def find_spec(name, path, target=None):
+        if name == "pagedd.daemon.tune.command":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt)
+sys.exit(cli.main(["tune"]))
+"""
+
+
+def test_an_interrupt_while_a_command_is_imported_ends_it_without_a_word() -> None:
+    command = [sys.executable, "-P", "-c", INTERRUPTED_IMPORT]
+    ended = subprocess.run(command, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
 def test_the_front_imports_neither_torch_nor_transformers() -> None:
     code = "import pagedd.daemon.server, sys; print(*sys.modules)"
     imported = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout

@@ -77,6 +77,14 @@ async def test_a_refusal_says_when_to_come_again_and_then_it_is_taken(front: Fro
     await front.taken(ask(max_tokens=16))
 
 
+async def test_whoever_leaves_max_tokens_out_of_generate_waits_for_the_few_that_it_then_has(front: Front) -> None:
+    await front.taken(ask(max_tokens=56))
+    failed = await front.refused(ask(max_tokens=None))
+    assert (failed.code, failed.retry_after_s) == ("over_quota", 4 + 16)
+    front.now_s += 4 + 16
+    await front.taken(ask(max_tokens=None))
+
+
 async def test_one_caller_s_quota_is_not_another_s(front: Front) -> None:
     await front.taken(ask(max_tokens=56))
     await front.refused(ask())

@@ -46,7 +46,7 @@ def test_without_limits_nothing_is_refused(clock: Clock) -> None:
     free = allowance(clock)
     held(free, 10**9, 1000)
     assert free.tokens_left is None
-    assert free.most_tokens(POOL) is None
+    assert free.most_tokens(1, POOL) == POOL + 1
 
 
 def test_a_request_over_the_number_in_flight_may_come_again_when_one_has_ended(clock: Clock) -> None:
@@ -122,7 +122,17 @@ def test_the_share_of_the_pool_is_held_until_the_end(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "choices", "output", "num_blocks"),
-    [(17, 1, 15, 2), (17, 1, 16, 3), (17, 2, 15, 3), (17, 2, 17, 5), (16, 3, 16, 4), (15, 4, 2, 8), (3, 4, 1, 4)],
+    [
+        (1, 1, 16, 1),
+        (16, 3, 1, 1),
+        (17, 1, 16, 2),
+        (17, 1, 17, 3),
+        (17, 2, 16, 3),
+        (17, 2, 18, 5),
+        (16, 3, 17, 4),
+        (15, 4, 3, 8),
+        (3, 4, 1, 4),
+    ],
 )
 def test_choices_need_the_prompts_full_blocks_once_and_each_a_tail_of_its_own(
     prompt: int, choices: int, output: int, num_blocks: int
@@ -134,8 +144,19 @@ def test_before_the_prompt_is_counted_no_more_is_held_than_it_may_come_to_need()
     for choices, prompt, output in itertools.product((1, 2, 5), range(1, 40), range(1, 20)):
         least = least_need_of(prompt, choices, output, 8)
         needs = [need_of(longer, choices, output, 8).num_kv_tokens for longer in range(prompt, prompt + 9)]
-        assert least.num_kv_tokens <= min(needs)
-        assert choices > 1 or least.num_kv_tokens == needs[0]
+        assert least.num_kv_tokens == min(needs)
+
+
+def test_a_share_loses_no_block_to_binary_fractions(clock: Clock) -> None:
+    caller = allowance(clock, kv_share=0.29)
+    caller.hold([(Hold(), Need(1, 464, 464))], 1600)
+    assert caller.most_tokens(3, 1600) == 464 + 3
+
+
+def test_whoever_may_have_all_of_the_pool_may_fill_it(clock: Clock) -> None:
+    caller = allowance(clock, kv_share=1.0)
+    assert caller.most_output_tokens(40, 1, 64, 16) == 25
+    caller.hold([(Hold(), need_of(40, 1, 25, 16))], 64)
 
 
 def test_the_share_of_the_pool_is_of_whole_blocks(clock: Clock) -> None:

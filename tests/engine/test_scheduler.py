@@ -460,3 +460,15 @@ def test_an_urgent_arrival_gets_a_token_of_a_budget_that_decodes_would_spend(ben
         b.step()
         num_steps += 1
     assert num_steps < 10
+
+
+def test_where_those_whose_turn_it_is_find_no_block_the_most_urgent_goes_on(bench, cold) -> None:
+    b = bench(num_blocks=3)
+    b.add("a", [1, 2, 3], max_tokens=6)
+    b.add("b", [4, 5, 6], max_tokens=6)
+    assert shape(b.step()) == [("a", 0, 3), ("b", 0, 3)]
+    b.scheduler.budget.num_decodes = 1  # as after memory ran out
+    turns = [shape(b.step()) for _ in range(4)]
+    assert turns == [[("a", 3, 1)], [("b", 3, 1)], [("a", 4, 1)], [("a", 5, 1)]]
+    b.run()
+    assert (b.output("a"), b.output("b")) == (cold([1, 2, 3], 6), cold([4, 5, 6], 6))

@@ -1,5 +1,6 @@
 """`pagedd tune` on the real model, in little time, and what it leaves behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -71,11 +72,37 @@ def test_an_interrupt_keeps_what_was_decided_and_leaves_the_settings_file_alone(
     out, settings = tmp_path / "found.toml", tmp_path / "pagedd.toml"
     said: list[str] = []
     flags = ["--model", str(model_gguf), "--out", str(out), "--write", "--settings-file", str(settings)]
-    assert command.tune(flags, said.append) == command.EXIT_INTERRUPTED
+    assert command.tune(flags, said.append) == 130
     assert capsys.readouterr().out.endswith("\nblock_size = 8\n")
     assert out.read_text() == "block_size = 8\n"
     assert not settings.exists()
     assert "interrupted; what was found until then holds" in said
+
+
+@pytest.mark.parametrize("num_lines", [4, 1000], ids=["a trial's line", "the end"])
+def test_what_was_found_is_written_also_where_standard_output_takes_no_more(
+    model_gguf: Path, tmp_path: Path, monkeypatch, num_lines: int
+) -> None:
+    printed: list[str] = []
+
+    def small_blocks_are_quick(trial: Trial, timeout_s: float) -> TrialResult:
+        quick = trial.config.block_size == 8
+        return TrialResult(output_tokens_per_s=200.0 if quick else 100.0, max_num_batched_tokens=512)
+
+    def print_until_full(line: str, **_: object) -> None:
+        if len(printed) == num_lines or line.startswith("\n"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        printed.append(line)
+
+    monkeypatch.setattr(command, "run_trial", small_blocks_are_quick)
+    monkeypatch.setattr(command, "print", print_until_full, raising=False)
+    monkeypatch.setenv("PAGEDD_RUNTIME_DIR", str(tmp_path / "run"))
+    out, settings = tmp_path / "found.toml", tmp_path / "pagedd.toml"
+    flags = ["--model", str(model_gguf), "--out", str(out), "--write", "--settings-file", str(settings)]
+    with pytest.raises(OSError, match="No space left"):
+        command.tune(flags, printed.append)
+    assert "block_size = 8\n" in out.read_text()
+    assert settings.read_text() == out.read_text()
 
 
 def test_beside_a_running_daemon_it_refuses(serving_daemon: RunningDaemon, environ: dict[str, str]) -> None:

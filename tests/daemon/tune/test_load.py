@@ -46,6 +46,10 @@ def test_a_log_without_end_is_refused_and_not_read_to_it(tmp_path: Path, monkeyp
     log.write_text('{"prompt_tokens": 5, "output_tokens": 4}\n' * 4)
     with pytest.raises(PageddError, match="line 4: a log has at most 3 lines"):
         read_log(log, "file")
+    log.write_text('{"prompt_tokens": 5, "output_tokens": 4}\n' * 3)
+    monkeypatch.setattr(request_log, "_MAX_BYTES", 2 * 41)
+    with pytest.raises(PageddError, match=r"line 3: a log has at most .*, 82 in all; give a part of it"):
+        read_log(log, "file")
 
 
 def test_chats_share_their_system_prompt_and_nothing_else() -> None:

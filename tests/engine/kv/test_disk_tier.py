@@ -89,6 +89,23 @@ def test_only_the_owner_may_read_directory_and_files(open_tier) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in tier._directory.iterdir()} == {0o600}
 
 
+@pytest.mark.parametrize("num_synced", [0, 1], ids=["the file", "its name"])
+def test_what_cannot_be_made_durable_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_synced: int
+) -> None:
+    synced: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        if len(synced) == num_synced:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        synced.append(descriptor)
+
+    monkeypatch.setattr("pagedd.engine.kv.disk_segment.os.fsync", fsync)
+    with pytest.raises(OSError, match="Invalid argument"):
+        write_segment(tmp_path, FORM, blocks("ab"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_flipped_bit_of_a_file_is_ever_served(tmp_path: Path) -> None:
     whole = write_segment(tmp_path, FORM, blocks("ab"))
     data = whole.path.read_bytes()
