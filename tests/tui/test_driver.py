@@ -107,6 +107,15 @@ class Program:
         self._context.destroy(linger=0)
 
 
+@pytest.fixture(autouse=True)
+def signals_mean_what_they_do_at_a_terminal() -> Iterator[None]:
+    """Whoever runs the tests in the background may ignore some, and what is ignored would be so in pagetop."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Program]]:
     # Not pytest's own: a Unix socket's path is at most 107 bytes long.

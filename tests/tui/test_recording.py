@@ -91,7 +91,7 @@ def test_a_recording_of_an_older_version_still_replays() -> None:
             "a message at 0.0 s that this version cannot read",
         ),
     ],
-    ids=["no gzip", "empty", "no JSON", "no header", "newer", "damaged", "an unknown message"],
+    ids=["no gzip", "empty", "no JSON", "no header", "infinite", "none", "newer", "damaged", "an unknown message"],
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "a.pagetop"
