@@ -13,7 +13,7 @@ from pagedd.bench.gpu_inputs import PagedInputs, forms_beside, make_inputs, rand
 from pagedd.bench.gpu_rows import Row, attempt, row
 from pagedd.bench.kernels.card import copy_rate, product_rate, seconds_of, warm_up
 from pagedd.bench.report import Cell
-from pagedd.engine.model.load import check_current_device
+from pagedd.engine.model.device import check_current_device
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.triton import backend as kernels

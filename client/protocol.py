@@ -5,7 +5,7 @@ with a `DaemonMessage`. Every accepted `Generate` or `Chat` gets any number of `
 terminal message: `Done` or `Failed`. `id` is chosen by the client and is unique among its live requests.
 
 Owns names, types and defaults of requests and orders; questions about the daemon are `questions.py`'s, a picture of it
-`stats_frame.py`'s. Ranges are checked by the daemon (`daemon/admission.py`), the same for HTTP.
+`stats_frame.py`'s. Ranges are checked by the daemon (`daemon/limits.py`), the same for HTTP.
 """
 
 from typing import Any

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
 from pagedd.client.errors import PageddError
-from pagedd.daemon import admission
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import SERVED_NAME_RULE, DaemonConfig, is_served_name
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.events import EventLog
 from pagedd.daemon.host import Host
+from pagedd.daemon.limits import Limit
 from pagedd.daemon.live_requests import LiveRequests
 from pagedd.daemon.model_loading import Candidate, FindModel
 from pagedd.daemon.requests import Broken
@@ -23,7 +23,7 @@ from pagedd.daemon.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
-_MODEL = admission.Limit("model", "As in the setting of that name.", max_chars=4096)
+_MODEL = Limit("model", "As in the setting of that name.", max_chars=4096)
 
 
 class DeviceUse:

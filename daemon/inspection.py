@@ -29,9 +29,9 @@ from pagedd.client.questions import (
     Stats,
     UsageReport,
 )
-from pagedd.daemon.admission import Limit
 from pagedd.daemon.caller import Caller, name_of_tag
 from pagedd.daemon.frames import preview
+from pagedd.daemon.limits import Limit
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 from pagedd.engine.kv.prefix_tree import PrefixRun

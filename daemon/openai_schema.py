@@ -1,7 +1,7 @@
 """OpenAI's request bodies as pagedd's own messages, so that both APIs share one admission.
 
 Owns the JSON fields and their types: unknown fields are ignored (`ignored_fields.py` says which), known ones are typed,
-and known ones that ask for what pagedd does not do are refused by name. Ranges are `admission.py`'s. Answers are
+and known ones that ask for what pagedd does not do are refused by name. Ranges are `limits.py`'s. Answers are
 `openai_responses.py`'s.
 """
 

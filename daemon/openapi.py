@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from pagedd.client.error_body import ErrorBody
-from pagedd.daemon.admission import LIMITS, Limit
 from pagedd.daemon.http_routes import ROUTES, Route
+from pagedd.daemon.limits import LIMITS, Limit
 from pagedd.daemon.openai_schema import NEUTRAL_VALUES
 
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ def _operation(route: Route, path: str, references: Mapping[Any, Json]) -> Json:
 
 
 def _add_limits(name: str, component: Json) -> None:
-    """To the fields of one body, what `admission.py` and `openai_schema.py` say of them."""
+    """To the fields of one body, what `limits.py` and `openai_schema.py` say of them."""
     prefix = "messages." if name == "Turn" else ""
     for field, schema in component.get("properties", {}).items():
         limit = LIMITS.get(prefix + _LIMIT_OF.get(field, field))

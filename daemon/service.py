@@ -15,7 +15,7 @@ from pathlib import Path
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, Failed, Generate
 from pagedd.client.stats_frame import Ending, StatsFrame
-from pagedd.daemon import admission, poison
+from pagedd.daemon import poison
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.crash_reports import Crash, CrashReports, InFlight, state_directory
@@ -26,6 +26,7 @@ from pagedd.daemon.events import EventLog
 from pagedd.daemon.frames import Frames
 from pagedd.daemon.host import Host
 from pagedd.daemon.intake import Intake
+from pagedd.daemon.limits import PRIORITY
 from pagedd.daemon.live_requests import LiveEntry, LiveRequests, Sink
 from pagedd.daemon.metering import Metering
 from pagedd.daemon.metrics import EngineCollector, Metrics, RequestTimes
@@ -200,7 +201,7 @@ class Service:
 
     def set_priority(self, request_id: str, priority: int, by: Caller) -> bool:
         """False when no live request has that id. Raises `PageddError` for a priority out of range."""
-        admission.LIMITS["priority"].check(priority)
+        PRIORITY.check(priority)
         entry = self._live.get(request_id)
         if entry is None:
             return False

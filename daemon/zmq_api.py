@@ -35,10 +35,10 @@ from pagedd.client.protocol import (
 )
 from pagedd.client.questions import EvictPrefix, GetBlock, GetPrefixes, GetPreviews, GetStats, GetText, GetUsage
 from pagedd.daemon.activation import Inherited
-from pagedd.daemon.admission import Limit
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.frames import VERSION
 from pagedd.daemon.inspection import Inspection
+from pagedd.daemon.limits import Limit
 from pagedd.daemon.openai_schema import decoding_error
 from pagedd.daemon.runtime_dir import ADMIN_MODE, REQUESTS_MODE
 from pagedd.daemon.service import Service

@@ -25,8 +25,9 @@ from pagedd.engine.kv.pool_check import choose_kv_form, refuse_impossible_pool
 from pagedd.engine.kv.storage import KVStorage, free_bytes, pool_of, size_pool
 from pagedd.engine.kv.tiers import Tiers
 from pagedd.engine.kv_quality_check import MAX_TOKENS, check_kv_quality, judge, reference_form
+from pagedd.engine.model.device import check_current_device, device_name, num_physical_cores
 from pagedd.engine.model.fingerprint import fingerprint
-from pagedd.engine.model.load import LoadedModel, check_current_device, device_name, load_model, num_physical_cores
+from pagedd.engine.model.load import LoadedModel, load_model
 from pagedd.engine.runner import ModelRunner, drawn_together
 from pagedd.engine.sampler import MAX_VOCAB_SIZE, Sampler, working_bytes_per_logit
 from pagedd.engine.scheduler import Scheduler

@@ -9,7 +9,8 @@ from typing import Any
 from pagedd.engine.config import DEFAULT_MEMORY_SHARE, EngineConfig
 from pagedd.engine.create import DEFAULT_BATCHED_TOKENS, is_run_ahead
 from pagedd.engine.kv.pool_check import choose_kv_form, has_quantized_weights
-from pagedd.engine.model.load import check_loadable, choose_dtype, num_physical_cores, usable_device
+from pagedd.engine.model.device import choose_dtype, num_physical_cores, usable_device
+from pagedd.engine.model.load import check_loadable
 from pagedd.kernels import ops
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from pagedd.client import protocol
 from pagedd.client.errors import ERROR_KINDS
-from pagedd.daemon.admission import LIMITS
 from pagedd.daemon.cli import EXIT_STATUSES
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_routes import ROUTES
+from pagedd.daemon.limits import LIMITS
 from pagedd.daemon.openai_schema import UNSUPPORTED_FIELDS
 from pagedd.daemon.settings import markdown_table
 

@@ -7,9 +7,9 @@ import pytest
 
 from pagedd.client.errors import PageddError
 from pagedd.client.protocol import Chat, ChatMessage, Generate, Sampling
-from pagedd.daemon import admission
-from pagedd.daemon.admission import Limit, cache_extras, check_message, to_engine_request, token_bounds
+from pagedd.daemon.admission import cache_extras, check_message, to_engine_request, token_bounds
 from pagedd.daemon.caller import Caller
+from pagedd.daemon.limits import LIMITS, MAX_LOGPROBS, Limit
 from pagedd.engine.request import Request
 
 from .scripted import EOS, VOCAB_SIZE, engine_info
@@ -51,12 +51,12 @@ def test_a_limit_on_numbers_holds_for_each_of_a_list_or_mapping(value: object) -
 
 
 def test_what_is_not_given_is_within_every_limit() -> None:
-    for limit in admission.LIMITS.values():
+    for limit in LIMITS.values():
         limit.check(None)
 
 
 def test_every_field_of_sampling_is_in_the_table() -> None:
-    assert set(Sampling.__struct_fields__) - {"ignore_eos"} <= set(admission.LIMITS)
+    assert set(Sampling.__struct_fields__) - {"ignore_eos"} <= set(LIMITS)
 
 
 def test_absent_max_tokens_is_16_for_a_completion_and_the_rest_of_the_context_for_a_chat() -> None:
@@ -169,5 +169,5 @@ def test_log_probabilities_bound_the_output_that_was_not_asked_for() -> None:
         return admit(message, max_model_len=1 << 20, max_request_tokens=1 << 20).params.max_tokens
 
     assert most_output(n=8) == (1 << 20) - 3
-    assert most_output(n=8, logprobs=0) == admission.MAX_LOGPROBS // 8
-    assert most_output(n=8, logprobs=20) == admission.MAX_LOGPROBS // (8 * 21)
+    assert most_output(n=8, logprobs=0) == MAX_LOGPROBS // 8
+    assert most_output(n=8, logprobs=20) == MAX_LOGPROBS // (8 * 21)

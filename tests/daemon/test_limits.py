@@ -13,8 +13,8 @@ import pytest
 
 from pagedd.client.errors import ERROR_KINDS
 from pagedd.client.protocol import PROTOCOL_VERSION, Done, Failed
-from pagedd.daemon.admission import LIMITS
 from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.limits import LIMITS
 
 from .scripted import CONTEXT, VOCAB_SIZE, ScriptedHost, Served, engine_info, serving
 

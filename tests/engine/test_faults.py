@@ -9,7 +9,7 @@ from pagedd.engine.errors import EngineError
 from pagedd.engine.kv import storage as storage_module
 from pagedd.engine.kv.storage import KVStorage, host_memory
 from pagedd.engine.model.config import ModelConfig
-from pagedd.engine.model.load import check_device
+from pagedd.engine.model.device import check_device
 from pagedd.kernels.errors import UnfitError
 from pagedd.kernels.kv_form import FORMS
 
