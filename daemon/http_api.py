@@ -1,8 +1,7 @@
 """HTTP/1.1 over the Unix socket and, when configured with keys, over loopback TCP: OpenAI's API, health and metrics.
 
-Owns who may call, what each of `http_routes.py` does, and errors as HTTP. Generation is `http_generate.py`'s; the JSON
-is `openai_schema.py`'s and `openai_responses.py`'s. There is no CORS header on purpose: a page in a browser has no
-business here.
+Owns the sockets, who may call, and errors as HTTP. What each of `http_routes.py` does is `http_handlers.py`'s. There is
+no CORS header on purpose: a page in a browser has no business here.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -24,34 +22,8 @@ from pagedd.daemon.caller import Caller, caller_of_socket
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_body import BodyReader
 from pagedd.daemon.http_connection import HEAD_TIMEOUT_S, HttpConnection, OpenConnections, max_connections
-from pagedd.daemon.http_generate import generate
+from pagedd.daemon.http_handlers import CALLER, Handlers
 from pagedd.daemon.http_routes import ROUTES
-from pagedd.daemon.ignored_fields import IgnoredFields
-from pagedd.daemon.metrics import CONTENT_TYPE
-from pagedd.daemon.openai_responses import (
-    DetokenizeAnswer,
-    HealthAnswer,
-    LoadAnswer,
-    ModelCard,
-    ModelList,
-    StatusAnswer,
-    TokenizeAnswer,
-    encode,
-)
-from pagedd.daemon.openai_schema import (
-    ChatBody,
-    CommonBody,
-    CompletionBody,
-    DetokenizeBody,
-    OpenAIRequest,
-    TokenizeBody,
-    chat_request,
-    completion_request,
-    detokenize_request,
-    load_request,
-    tokenize_request,
-)
-from pagedd.daemon.openapi import openapi_document
 from pagedd.daemon.runtime_dir import REQUESTS_MODE
 from pagedd.daemon.service import Service
 from pagedd.daemon.tls_certificate import TlsCertificate, configured_certificate
@@ -63,7 +35,6 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Door = Callable[[web.Request], Caller]  # who calls; raises `PageddError` for one who may not
 
-_CALLER = web.RequestKey("caller", Caller)
 MAX_HEADER_BYTES = 8192
 _BACKLOG = 512
 # About as many milliseconds: what a refusal costs.
@@ -212,7 +183,7 @@ def _say_if_refused(certificate: TlsCertificate) -> None:
 
 
 def _application(service: Service, door: Door, turnstile: Turnstile, bodies: BodyReader) -> web.Application:
-    handlers = _Handlers(service, bodies)
+    handlers = Handlers(service, bodies)
     application = web.Application(middlewares=[_gate(service, door, turnstile)])
     for route in ROUTES:
         application.router.add_route(route.method, route.path, getattr(handlers, route.handler))
@@ -227,7 +198,7 @@ def _gate(service: Service, door: Door, turnstile: Turnstile) -> Any:
         try:
             if request.path not in _OPEN_PATHS:
                 await turnstile.enter()
-            request[_CALLER] = door(request)
+            request[CALLER] = door(request)
             _check_encoding(request)
             return await handler(request)
         except PageddError as error:
@@ -272,128 +243,11 @@ def error_response(error: PageddError, retry_after_s: int) -> web.Response:
     )
 
 
-class _Handlers:
-    """One method a route."""
-
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
-        self._service = service
-        self._bodies = bodies
-        self._ignored = IgnoredFields()
-
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        parse = partial(completion_request, max_prompts=self._service.max_prompts_per_request)
-        return await self._generate(request, parse, "completion", CompletionBody)
-
-    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, chat_request, "chat", ChatBody)
-
-    async def models(self, request: web.Request) -> web.Response:
-        return _json(ModelList("list", [self._card()] if self._service.model is not None else []))
-
-    async def model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        card = self._card()
-        if name not in (card.id, "default"):
-            raise PageddError("model_not_found", f"model {name[:256]!r} is not served; ask for {card.id!r}")
-        return _json(card)
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        async with self._bodies.read(request, request[_CALLER]) as body:
-            message = tokenize_request(body)
-            self._ignored.note(body, TokenizeBody.__struct_fields__, request[_CALLER].tag)
-        token_ids = await self._service.text.tokenize(message, request[_CALLER])
-        return _json(TokenizeAnswer(token_ids, len(token_ids), self._service.max_request_tokens))
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        async with self._bodies.read(request, request[_CALLER]) as body:
-            token_ids = detokenize_request(body)
-            self._ignored.note(body, DetokenizeBody.__struct_fields__, request[_CALLER].tag)
-        text = await self._service.text.detokenize(token_ids, request[_CALLER])
-        return _json(DetokenizeAnswer(text))
-
-    async def health(self, request: web.Request) -> web.Response:
-        """200 as long as the front answers, whatever the engine does: loading is no reason to restart a daemon."""
-        return _json(HealthAnswer("live", self._service.state, self._service.describe()))
-
-    async def ready(self, request: web.Request) -> web.Response:
-        """200 when a request sent now would be taken."""
-        self._service.check_open()
-        return _json(StatusAnswer("ready"))
-
-    async def metrics(self, request: web.Request) -> web.Response:
-        metrics = self._service.metrics
-        machine = await asyncio.to_thread(metrics.render_machine)
-        return web.Response(body=metrics.render() + machine, headers={"Content-Type": CONTENT_TYPE})
-
-    async def openapi(self, request: web.Request) -> web.Response:
-        return _json(openapi_document())
-
-    async def sleep(self, request: web.Request) -> web.Response:
-        _check_admin(request)
-        await self._service.device.sleep(request[_CALLER])
-        return _json(StatusAnswer("sleeping"))
-
-    async def load(self, request: web.Request) -> web.Response:
-        _check_admin(request)
-        async with self._bodies.read(request, request[_CALLER]) as body:
-            wanted = load_request(body)
-        await self._service.device.load_model(wanted.model, wanted.served_name, request[_CALLER])
-        return _json(LoadAnswer("serving", self._service.served_model().name))
-
-    async def wake_up(self, request: web.Request) -> web.Response:
-        _check_admin(request)
-        self._service.device.wake(request[_CALLER])
-        return _json(StatusAnswer("waking"))
-
-    async def _generate(
-        self,
-        request: web.Request,
-        parse: Callable[[bytes | bytearray], OpenAIRequest],
-        kind: str,
-        schema: type[CommonBody],
-    ) -> web.StreamResponse:
-        async with self._bodies.read(request, request[_CALLER]) as body:
-            try:
-                asked = parse(body)
-            except PageddError as error:
-                self._service.note_failure(error)
-                raise
-            self._ignored.note(body, schema.__struct_fields__, request[_CALLER].tag)
-        for message in asked.messages:
-            message.traceparent, message.tracestate = _trace_headers(request)
-        return await generate(self._service, request, request[_CALLER], asked, kind)
-
-    def _card(self) -> ModelCard:
-        return ModelCard(
-            id=self._service.served_model().name,
-            object="model",
-            created=self._service.started_unix_s,
-            owned_by="pagedd",
-            max_model_len=self._service.max_request_tokens,
-        )
-
-
-def _trace_headers(request: web.Request) -> tuple[str | None, str | None]:
-    """W3C's two: the first, of which there may be but one, and the lines of the second in one."""
-    parents, states = (request.headers.getall(name, []) for name in ("traceparent", "tracestate"))
-    return parents[0] if len(parents) == 1 else None, ",".join(states) or None
-
-
 def _check_encoding(request: web.Request) -> None:
     """Raises `PageddError("malformed_message")` for a compressed body: a small one may be gigabytes."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise PageddError("malformed_message", f"Content-Encoding: {encoding[:32]}; send the body as it is")
-
-
-def _check_admin(request: web.Request) -> None:
-    caller = request[_CALLER]
-    if not caller.is_admin:
-        raise PageddError("forbidden", f"{caller.name} is neither root nor the daemon's own user nor an admin key")
-
-
-def _json(content: Any) -> web.Response:
-    return web.Response(body=encode(content), content_type="application/json")
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

@@ -1,6 +1,6 @@
 """The paths of the HTTP API: what each takes, what it answers, and what it is for.
 
-Owns the table that `http_api.py` serves, `openapi.py` describes to programs and `docs/api.md` to people.
+Owns the table that `http_handlers.py` serves, `openapi.py` describes to programs and `docs/api.md` to people.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from pagedd.daemon.openai_schema import ChatBody, CompletionBody, DetokenizeBody
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`handler` is the method of `http_api.py` that answers.
+    """`handler` is the method of `http_handlers.py` that answers.
 
     Attributes:
         body: what is sent, if anything.
