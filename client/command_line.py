@@ -1,13 +1,13 @@
 """A command line that names the nearest word when it does not know one, under the usage of the command at hand."""
 
 import argparse
-import difflib
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pagedd.client.completion import commands_of
+from pagedd.client.nearest import did_you_mean
 
 
 class CommandLine(argparse.ArgumentParser):
@@ -49,5 +49,4 @@ class CommandLine(argparse.ArgumentParser):
 
 def _hint(word: str, known: Iterable[str]) -> str:
     known = list(known)
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-    return f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known)}"
+    return f"; {did_you_mean(word, known, 'there are ' + ', '.join(known))}"

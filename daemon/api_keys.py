@@ -4,7 +4,6 @@ The file may hold a key's SHA-256 instead of the key, and then whoever reads the
 rounds, because a key is drawn, not thought of: `hash_line` refuses what could be guessed.
 """
 
-import difflib
 import hashlib
 import hmac
 import logging
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagedd.client.errors import PageddError
+from pagedd.client.nearest import did_you_mean
 from pagedd.daemon.files import read_regular, reason
 
 log = logging.getLogger(__name__)
@@ -111,8 +111,7 @@ def check_names(names: Iterable[str], keys: Iterable[ApiKey]) -> None:
     known = [key.name for key in keys]
     for name in names:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            hint = f"did you mean {nearest[0]}?" if nearest else "name it there: NAME KEY"
+            hint = did_you_mean(name, known, "name it there: NAME KEY")
             raise PageddError(
                 "invalid_setting", f"quota.key.{name}: api_key_file has no key of that name; {hint}", field="quota"
             )

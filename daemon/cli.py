@@ -235,10 +235,10 @@ def _report(line: str) -> None:
 
 def _command(name: str) -> Command:
     if name not in COMMANDS:
-        import difflib
+        from pagedd.client.nearest import nearest
 
-        nearest = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)
-        hint = f"did you mean pagedd {nearest[0]}?" if nearest else f"the commands are {', '.join(sorted(COMMANDS))}"
+        meant = nearest(name, COMMANDS)
+        hint = f"the commands are {', '.join(sorted(COMMANDS))}" if meant is None else f"did you mean pagedd {meant}?"
         raise PageddError("unknown_setting", f"command {name}: there is none of that name; {hint}")
     return COMMANDS[name]
 

