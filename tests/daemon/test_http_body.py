@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pagedd.client.protocol import MAX_MESSAGE_BYTES, Chat, Generate
-from pagedd.daemon import http_api, http_body
+from pagedd.daemon import http_api, http_body, http_handlers
 from pagedd.daemon.http_routes import ROUTES
 from pagedd.daemon.openai_schema import tokenize_request
 
@@ -178,7 +178,7 @@ async def test_a_body_counts_until_it_has_been_parsed_and_no_longer(
         return tokenize_request(body)
 
     monkeypatch.setattr(http_body.BodyReader, "read", note_reader)
-    monkeypatch.setattr(http_api, "tokenize_request", parse)
+    monkeypatch.setattr(http_handlers, "tokenize_request", parse)
     body = b'{"prompt": "a"' + b" " * 40_000 + b"}"
     assert (await door.served.post("/tokenize", body))[0] == 200
     assert counted == [len(body) - http_body.FREE_BYTES]
