@@ -18,7 +18,7 @@ from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.packed_weight import PackedWeight
 from pagedd.kernels.triton import backend as kernels
 from pagedd.kernels.triton.attention_shape import native_dtype
-from pagedd.kernels.triton.launch import card_of
+from pagedd.kernels.triton.card import card_of
 
 Rows = Iterator[Row]
 Figure = tuple[float, str, float]  # value, unit, share of its ceiling

@@ -30,7 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pagedd.bench.report import Cell, markdown, print_report
-from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS
+from pagedd.kernels.triton.card import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS
 from pagedd.kernels.triton.variant import Variant
 
 # Modules of kernels/triton/ with `variants(arch)`.

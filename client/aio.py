@@ -1,25 +1,22 @@
 """`AsyncClient`: talk to the daemon from asyncio.
 
-Owns what is asked, over which connection (`connection.py`), and the life of a generation. Knows no socket (`link.py`),
+Owns what is asked, over which connection (`connections.py`), and the life of a generation. Knows no socket (`link.py`),
 no place (`endpoints.py`) and no message's meaning beyond which ends a request (`protocol.py`). The blocking `Client` is
 in `sync.py`.
 """
 
-import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 import zmq
-import zmq.asyncio
 
-from pagedd.client.connection import Connection, as_error, decoded
-from pagedd.client.endpoints import client_endpoints
+from pagedd.client.connection import as_error, decoded
+from pagedd.client.connections import Connections
 from pagedd.client.errors import PageddError
-from pagedd.client.link import Link
 from pagedd.client.load_wait import LoadWait
 from pagedd.client.options import SamplingOptions, make_sampling
 from pagedd.client.protocol import (
@@ -27,7 +24,6 @@ from pagedd.client.protocol import (
     Cancel,
     Chat,
     ChatMessage,
-    ClientMessage,
     Delta,
     Done,
     Failed,
@@ -64,8 +60,6 @@ LOAD_WAIT_S = 300.0
 
 _PICTURES_BEHIND = 64
 
-_Answer = TypeVar("_Answer", Ok, Pong, Stats, BlockDetail, Prefixes, Evicted, RequestText, Previews, UsageReport)
-
 
 class AsyncClient:
     """A connection to the daemon of this machine, opened at the first use and again after the daemon was away.
@@ -94,17 +88,14 @@ class AsyncClient:
         load_wait_s: float = LOAD_WAIT_S,
         on_load_wait: Callable[[], None] | None = None,
     ) -> None:
-        self._runtime_dir = runtime_dir
-        self._timeout_s = timeout_s
+        self._daemon = Connections(runtime_dir, timeout_s)
         self._load_wait_s = load_wait_s
         self._on_load_wait = on_load_wait
-        self._connections: dict[Path, Connection] = {}
-        self._opening = asyncio.Lock()
         self._ids = map(str, itertools.count(1))
         self._generations: dict[str, Generation] = {}
 
     async def __aenter__(self) -> Self:
-        await self._requests()
+        await self._daemon.requests()
         return self
 
     async def __aexit__(
@@ -114,9 +105,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends this client's live requests and closes its sockets. The client can be used again."""
-        for connection in self._connections.values():
-            await connection.close()
-        self._connections.clear()
+        await self._daemon.close()
 
     def generate(
         self,
@@ -187,8 +176,7 @@ class AsyncClient:
 
     async def stats(self, *, blocks: bool = False) -> StatsFrame:
         """One picture of the daemon; `blocks` adds the block map and every block table."""
-        connection = await self._requests()
-        return (await self._ask(connection, GetStats(id=next(self._ids), blocks=blocks), Stats)).frame
+        return (await self._daemon.ask(GetStats(id=next(self._ids), blocks=blocks), Stats)).frame
 
     async def watch_stats(self, *, every: bool = False) -> AsyncGenerator[StatsFrame, None]:
         """Pictures as the daemon publishes them. A slow reader misses some and always gets the newest.
@@ -199,7 +187,7 @@ class AsyncClient:
         # CONFLATE keeps one message, so a reader that sleeps never sees an old one.
         kept = (zmq.RCVHWM, _PICTURES_BEHIND) if every else (zmq.CONFLATE, 1)
         options: dict[int, int | bytes] = {kept[0]: kept[1], zmq.SUBSCRIBE: b""}
-        link = await self._open_link(zmq.SUB, client_endpoints(self._runtime_dir).stats, options)
+        link = await self._daemon.watch(options)
         try:
             while True:
                 for frames in (await link.receive())[0 if every else -1 :]:
@@ -212,37 +200,37 @@ class AsyncClient:
 
         Raises `PageddError`: `invalid_value` beyond the pool, or one that says why there is no engine to ask.
         """
-        return await self._ask(await self._requests(), GetBlock(id=next(self._ids), index=index), BlockDetail)
+        return await self._daemon.ask(GetBlock(id=next(self._ids), index=index), BlockDetail)
 
     async def prefixes(self, limit: int = 1000) -> Prefixes:
         """The tree of cached prefixes, most recently used first. Raises `PageddError` like `block`."""
-        return await self._ask(await self._requests(), GetPrefixes(id=next(self._ids), limit=limit), Prefixes)
+        return await self._daemon.ask(GetPrefixes(id=next(self._ids), limit=limit), Prefixes)
 
     async def text(self, request_id: str) -> RequestText:
         """Prompt and output so far of a live request.
 
         Raises `PageddError`: `request_not_found`, or `forbidden` for another user's.
         """
-        return await self._ask(await self._requests(), GetText(id=next(self._ids), target=request_id), RequestText)
+        return await self._daemon.ask(GetText(id=next(self._ids), target=request_id), RequestText)
 
     async def previews(self) -> dict[str, str]:
         """The first words of each live request whose text this user may see, by its daemon-given `request_id`."""
-        return (await self._ask(await self._requests(), GetPreviews(id=next(self._ids)), Previews)).previews
+        return (await self._daemon.ask(GetPreviews(id=next(self._ids)), Previews)).previews
 
     async def usage(self) -> UsageReport:
         """Who has used how much, and what a token costs."""
-        return await self._ask(await self._requests(), GetUsage(id=next(self._ids)), UsageReport)
+        return await self._daemon.ask(GetUsage(id=next(self._ids)), UsageReport)
 
     async def evict_prefix(self, digest: str) -> Evicted:
         """Frees a node of `prefixes` and all that continues it, but for blocks in use, through the admin socket.
 
         Raises `PageddError`: `prefix_not_found`, `invalid_value` or `forbidden`.
         """
-        return await self._ask(await self._admin(), EvictPrefix(id=next(self._ids), digest=digest), Evicted)
+        return await self._daemon.order(EvictPrefix(id=next(self._ids), digest=digest), Evicted)
 
     async def ping(self) -> Pong:
         """The daemon's version and state (`loading`, `ready`, …)."""
-        return await self._ask(await self._requests(), Ping(id=next(self._ids)), Pong)
+        return await self._daemon.ask(Ping(id=next(self._ids)), Pong)
 
     async def cancel(self, request: "Generation | str") -> None:
         """End a request: one of this client's own, or any other by its `request_id` through the admin socket.
@@ -255,11 +243,11 @@ class AsyncClient:
                 if own._load_wait.is_waiting:
                     own._load_wait.give_up()
                     return
-                await self._ask(await self._requests(), Cancel(id=next(self._ids), target=own.id), Ok)
+                await self._daemon.ask(Cancel(id=next(self._ids), target=own.id), Ok)
                 return
         if not isinstance(request, str):
             raise PageddError("request_not_found", f"request {request.id} is not running")
-        await self._ask(await self._admin(), Cancel(id=next(self._ids), target=target), Ok)
+        await self._daemon.order(Cancel(id=next(self._ids), target=target), Ok)
 
     async def set_priority(self, request_id: str, priority: int) -> None:
         """Change a live request's priority (-100 … 100, higher is more urgent) through the admin socket.
@@ -267,18 +255,18 @@ class AsyncClient:
         Raises `PageddError`: `request_not_found`, `invalid_value` or `forbidden`.
         """
         message = SetPriority(id=next(self._ids), target=request_id, priority=priority)
-        await self._ask(await self._admin(), message, Ok)
+        await self._daemon.order(message, Ok)
 
     async def sleep(self) -> None:
         """Give the device back: the engine's process ends when its requests have, and the next request wakes it.
 
         Through the admin socket. Raises `PageddError("forbidden")`.
         """
-        await self._ask(await self._admin(), Sleep(id=next(self._ids)), Ok, waits=True)
+        await self._daemon.order(Sleep(id=next(self._ids)), Ok, waits=True)
 
     async def wake(self) -> None:
         """Have the engine load now instead of at the next request. Raises like `sleep`."""
-        await self._ask(await self._admin(), Wake(id=next(self._ids)), Ok)
+        await self._daemon.order(Wake(id=next(self._ids)), Ok)
 
     async def load(self, model: str, served_name: str | None = None) -> None:
         """Serve another model; returns when it is served, which takes as long as a start.
@@ -286,46 +274,10 @@ class AsyncClient:
         Through the admin socket. Raises `PageddError` when it is not; the one before is served on.
         """
         order = Load(id=next(self._ids), model=model, served_name=served_name)
-        await self._ask(await self._admin(), order, Ok, waits=True)
+        await self._daemon.order(order, Ok, waits=True)
 
     async def _read_state(self) -> str:
         return (await self.ping()).state
-
-    async def _ask(
-        self, connection: "Connection", question: ClientMessage, kind: type[_Answer], *, waits: bool = False
-    ) -> _Answer:
-        """`waits`: for as long as it takes, because what is asked for takes its time."""
-        inbox = connection.post(question)
-        try:
-            async with asyncio.timeout(None if waits else self._timeout_s):
-                answer = await inbox.get()
-        except TimeoutError:
-            raise PageddError(
-                "daemon_unreachable", f"{connection.path}: no answer within {self._timeout_s:g} s; is the daemon hung?"
-            ) from None
-        finally:
-            connection.forget(question.id)
-        if isinstance(answer, kind):
-            return answer
-        raise as_error(answer)
-
-    async def _requests(self) -> "Connection":
-        return await self._connection(client_endpoints(self._runtime_dir).requests)
-
-    async def _admin(self) -> "Connection":
-        return await self._connection(client_endpoints(self._runtime_dir).admin)
-
-    async def _connection(self, path: Path) -> "Connection":
-        async with self._opening:
-            connection = self._connections.get(path)
-            if connection is None or connection.is_lost:
-                connection = Connection(await self._open_link(zmq.DEALER, path))
-                self._connections[path] = connection
-            return connection
-
-    async def _open_link(self, socket_type: int, path: Path, options: Mapping[int, int | bytes] | None = None) -> Link:
-        # The process's one context: it has no state of ours, and ends with the process.
-        return await Link.open(zmq.asyncio.Context.instance(), socket_type, path, self._timeout_s, options)
 
 
 class Generation:
@@ -370,7 +322,7 @@ class Generation:
         if self._is_sent:
             raise RuntimeError("a generation can be read once; call generate() or chat() again")
         self._is_sent = True
-        connection = await self._client._requests()
+        connection = await self._client._daemon.requests()
         inbox = connection.post(self._request(self.id, stream))
         self._client._generations[self.id] = self
         is_held = has_ended = False

@@ -20,7 +20,7 @@ _LINGER_MS = 500
 
 
 class Connection:
-    """Asks over one link and hands each answer to the inbox of whoever asked. Owned by `AsyncClient`."""
+    """Asks over one link and hands each answer to the inbox of whoever asked. Owned by `Connections`."""
 
     def __init__(self, link: Link) -> None:
         self.path = link.path

@@ -239,7 +239,7 @@ def _refuse_what_cannot_be_launched(
     """As far as the form of the cache is known before the weights are: auto may still make it int8."""
     if backend.name != "triton":
         return
-    from pagedd.kernels.triton.launch import card_of
+    from pagedd.kernels.triton.card import card_of
     from pagedd.kernels.triton.limits import obstacle  # Triton, which not every machine has
 
     found = obstacle(

@@ -10,7 +10,8 @@ import triton.language as tl
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
 from pagedd.kernels.row_form import GROUP
-from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS, Launch, launch_for
+from pagedd.kernels.triton.card import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS
+from pagedd.kernels.triton.launch import Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

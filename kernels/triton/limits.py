@@ -11,7 +11,7 @@ import torch
 from pagedd.kernels.errors import UnfitError
 from pagedd.kernels.kv_form import FORMS, KVForm
 from pagedd.kernels.triton.attention_shape import AttentionShape, chunk_launch, short_launch
-from pagedd.kernels.triton.launch import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS
+from pagedd.kernels.triton.card import WITHOUT_BFLOAT16, WITHOUT_MATRIX_INSTRUCTIONS
 from pagedd.kernels.triton.paged_attention import variant_of
 from pagedd.kernels.triton.rms_norm import LONGEST_ROW
 from pagedd.kernels.triton.variant import Variant

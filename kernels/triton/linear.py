@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.packed_weight import PackedWeight
-from pagedd.kernels.triton.launch import Card, Launch, card_of, launch_for
+from pagedd.kernels.triton.card import Card, card_of
+from pagedd.kernels.triton.launch import Launch, launch_for
 from pagedd.kernels.triton.products import dot
 from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
 

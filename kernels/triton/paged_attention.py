@@ -33,7 +33,8 @@ from pagedd.kernels.triton.attention_tile import (
     see_some_keys,
     store_rows,
 )
-from pagedd.kernels.triton.launch import Launch, card_of
+from pagedd.kernels.triton.card import card_of
+from pagedd.kernels.triton.launch import Launch
 from pagedd.kernels.triton.split_decode import attend_split, choose_num_splits
 from pagedd.kernels.triton.variant import Variant
 

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from pagedd.kernels.errors import UnfitError
-from pagedd.kernels.triton.launch import Launch, card_of, launch_for
+from pagedd.kernels.triton.card import card_of
+from pagedd.kernels.triton.launch import Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
 
 LONGEST_ROW = 32_768  # numbers in a row: more do not fit a program's registers

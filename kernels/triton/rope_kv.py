@@ -20,8 +20,9 @@ import triton.language as tl
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer, has_open_keys, planes_of
 from pagedd.kernels.triton.attention_shape import row_forms
+from pagedd.kernels.triton.card import card_of
 from pagedd.kernels.triton.kv_quantize import write_rows
-from pagedd.kernels.triton.launch import Launch, card_of, launch_for
+from pagedd.kernels.triton.launch import Launch, launch_for
 from pagedd.kernels.triton.variant import TRITON_TYPES, Variant
 
 

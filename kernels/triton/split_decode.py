@@ -26,7 +26,8 @@ from pagedd.kernels.triton.attention_tile import (
     see_nothing,
     store_rows,
 )
-from pagedd.kernels.triton.launch import Card, Launch
+from pagedd.kernels.triton.card import Card
+from pagedd.kernels.triton.launch import Launch
 from pagedd.kernels.triton.variant import Variant
 
 # Several programs for each processor even out contexts of different lengths, and one hides the start of another.

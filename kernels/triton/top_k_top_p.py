@@ -16,7 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedd.kernels.triton.launch import card_of, launch_for
+from pagedd.kernels.triton.card import card_of
+from pagedd.kernels.triton.launch import launch_for
 from pagedd.kernels.triton.variant import Variant
 
 _BELOW_ALL = tl.constexpr(-(2**31))  # the key of what is no token

@@ -23,7 +23,7 @@ from pagedd.kernels import reference, torch_ops
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.triton import linear, paged_attention, split_decode
 from pagedd.kernels.triton.attention_shape import native_dtype
-from pagedd.kernels.triton.launch import Card
+from pagedd.kernels.triton.card import Card
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from pagedd.bench.roofline import (
     prefill_rows,
     step_rows,
 )
-from pagedd.kernels.triton import launch, linear
+from pagedd.kernels.triton import card, linear
 from pagedd.kernels.triton.split_decode import choose_num_splits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
@@ -55,7 +55,7 @@ def test_the_page_shows_these_tables_and_claims_nothing_measured() -> None:
 
 
 def test_the_page_counts_the_launches_that_a_card_adds_by_cutting() -> None:
-    h200, layer = launch.Card(90, 132), launch_rows()[0]
+    h200, layer = card.Card(90, 132), launch_rows()[0]
     whole, shape = layer["of a step, one by one"], LLAMA_8B
     assert isinstance(whole, int)
 

@@ -5,7 +5,8 @@ import torch
 
 from pagedd.kernels.packed_weight import PackedWeight, pack_nested_weight, pack_weight
 from pagedd.kernels.triton import linear as op
-from pagedd.kernels.triton.launch import Card, launch_for
+from pagedd.kernels.triton.card import Card
+from pagedd.kernels.triton.launch import launch_for
 from pagedd.kernels.triton.linear import packed_linear
 
 # Of the sum of the terms' sizes, which may cancel: rounding of y, and of the weight where it goes to the matrix units.

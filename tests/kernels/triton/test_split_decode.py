@@ -12,7 +12,7 @@ from pagedd.kernels import reference
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.layout import QuantizedLayer
 from pagedd.kernels.triton import paged_attention, split_decode
-from pagedd.kernels.triton.launch import Card
+from pagedd.kernels.triton.card import Card
 from pagedd.kernels.triton.paged_attention import paged_attention as attend
 from pagedd.kernels.triton.split_decode import MIN_KEYS, choose_num_splits
 
