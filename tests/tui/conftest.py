@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from textual.events import Key
 from textual.pilot import Pilot
 
 from pagedd.bench.frames import FakeEngine
@@ -84,6 +85,12 @@ class FakeSource:
             raise self.refusal
 
 
+def make_source(num_frames: int = 40, **settings: object) -> FakeSource:
+    """Frames of a fake engine with these settings."""
+    engine = FakeEngine(**settings)  # type: ignore[arg-type]
+    return FakeSource(engine.frame() for _ in range(num_frames))
+
+
 @contextmanager
 def full_disk(num_bytes: int) -> Iterator[None]:
     """No file can be longer meanwhile."""
@@ -137,6 +144,13 @@ async def settled(pilot: "Pilot[None]") -> None:
     for _ in range(3):
         await pilot.pause(0.02)
     await pilot.pause()
+
+
+async def press_at_once(pilot: "Pilot[None]", *keys: str) -> None:
+    """As a terminal sends them: all are there before the first is heeded."""
+    for key in keys:
+        pilot.app.post_message(Key(key, key if len(key) == 1 else None))
+    await settled(pilot)
 
 
 def screen_text(app: Pagetop) -> str:

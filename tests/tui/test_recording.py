@@ -20,7 +20,7 @@ from pagedd.tui.app import main
 from pagedd.tui.recording import DEMO, FORMAT, Recorder, Replay, block_question, read, text_question
 from pagedd.tui.state import Link
 
-from .conftest import full_disk
+from .conftest import FakeSource, full_disk, make_app, make_source, screen_text, settled
 
 # Made by the first version that could have recorded: frames without machine, events, fills and ages.
 OLD = Path(__file__).with_name("recordings") / "before-events.pagetop"
@@ -179,6 +179,54 @@ def test_a_pipe_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[st
     os.mkfifo(path)
     assert main(["--once", "--replay", str(path)]) == 1
     assert "it is no file" in capsys.readouterr().err
+
+
+async def test_a_session_is_recorded_and_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = FakeEngine()
+    source = FakeSource([engine.frame()])
+    app = make_app(source)
+    async with app.run_test(size=(120, 38), notifications=True) as pilot:
+        await settled(pilot)
+        await pilot.press("r")
+        await settled(pilot)
+        assert "◉ recording" in screen_text(app)
+        source.say(engine.frame())
+        await pilot.press("enter")
+        await settled(pilot)
+        await pilot.press("escape", "r")
+        await settled(pilot)
+    (file,) = list(tmp_path.iterdir())  # noqa: ASYNC240 (the application has ended)
+    kinds = [type(record.message).__name__ for record in read(file)]
+    assert kinds.count("StatsFrame") == 2
+    assert "RequestText" in kinds
+
+
+async def test_a_recording_that_is_damaged_says_where_it_ends_and_stays() -> None:
+    source = make_source()
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        source.say(Link("ended", "a.pagetop: the file is damaged"))
+        await settled(pilot)
+        assert "nothing after this can be shown. a.pagetop: the file is damaged" in screen_text(app)
+        assert "Requests (" in screen_text(app)
+
+
+async def test_a_recording_that_a_full_disk_ends_is_said(tmp_path: Path) -> None:
+    source = make_source()
+    app = make_app(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settled(pilot)
+        app.session.start_recording(tmp_path / "a.pagetop")
+        source.say(FakeEngine().frame())
+        await settled(pilot)
+        assert "◉ recording" in screen_text(app)
+        with full_disk(100):
+            await pilot.press("r")
+            await settled(pilot)
+        assert "the recording has ended (File too large)" in screen_text(app)
+        assert "◉ recording" not in screen_text(app)
 
 
 def test_once_on_a_full_disk_shows_the_picture_and_says_what_became_of_the_recording(
