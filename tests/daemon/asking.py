@@ -4,7 +4,8 @@ from pagedd.client.protocol import Chat, DaemonMessage, Done, Failed, Generate
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.service import Service
 
-from .scripted import ScriptedHost, until
+from .scripted_host import ScriptedHost
+from .waiting import until
 
 ANA, BOB, ADMIN = Caller(uid=1001), Caller(uid=1002), Caller(uid=0)
 

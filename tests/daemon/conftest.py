@@ -3,7 +3,8 @@
 start_daemon     starts one; all that a test starts are ended after it
 serving_daemon   one with the real model and engine, ready, shared by all tests of the run: leave it as you found it
 
-And, without a process, `service` over a scripted `host` that answers what a test says, and an `other` model for it.
+And, without a process: `served`, both APIs over a scripted host; or `service`, over a scripted `host` that answers what
+a test says, with an `other` model for it.
 """
 
 import logging
@@ -28,8 +29,10 @@ from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 
+from .byte_model import write_model
 from .other_model import OtherModel
-from .scripted import ScriptedHost, write_model
+from .scripted_host import ScriptedHost
+from .served import Served, serving
 
 START_TIMEOUT_S = 120
 FAKE_DAEMON = (sys.executable, "-P", str(Path(__file__).with_name("fake_daemon.py")))
@@ -225,6 +228,13 @@ async def service(host: ScriptedHost, tmp_path: Path) -> AsyncIterator[Service]:
     service.set_model(write_model(tmp_path))
     yield service
     await service.close()
+
+
+@pytest.fixture
+async def served(socket_folder: Path) -> AsyncIterator[Served]:
+    """Both APIs over a scripted host of their own."""
+    async with serving(socket_folder) as running:
+        yield running
 
 
 @pytest.fixture

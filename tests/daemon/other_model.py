@@ -9,7 +9,7 @@ from pagedd.daemon.service import Service
 from pagedd.engine.config import EngineConfig
 
 from .asking import ADMIN
-from .scripted import write_model
+from .byte_model import write_model
 
 
 class OtherModel:

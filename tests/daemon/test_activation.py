@@ -12,7 +12,7 @@ from pagedd.client.protocol import Done, Generate
 from pagedd.daemon import activation
 from pagedd.daemon.runtime_dir import RuntimeLock
 
-from .scripted import serving
+from .served import serving
 
 
 def listen(path: Path) -> socket.socket:

@@ -12,7 +12,8 @@ from pagedd.daemon.caller import Caller
 from pagedd.daemon.limits import LIMITS, MAX_LOGPROBS, Limit
 from pagedd.engine.request import Request
 
-from .scripted import EOS, VOCAB_SIZE, engine_info
+from .byte_model import EOS, VOCAB_SIZE
+from .scripted_host import engine_info
 
 
 def admit(message: Generate | Chat, ids: list[int] | None = None, **info: int) -> Request:

@@ -10,7 +10,7 @@ from pagedd.client.errors import PageddError
 from pagedd.daemon import config_check
 from pagedd.daemon.config import DaemonConfig
 
-from .scripted import until
+from .waiting import until
 
 
 async def test_a_look_that_nobody_waits_for_any_more_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

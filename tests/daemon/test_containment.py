@@ -19,8 +19,10 @@ from pagedd.daemon.engine_state import EngineState
 
 from .conftest import StartDaemon
 from .fake_engine import Prompt
-from .scripted import ScriptedHost, Served, decode_events, engine_info, engine_stats, serving, until
+from .scripted_host import ScriptedHost, engine_info, engine_stats
+from .served import Served, decode_events, serving
 from .test_server import metric
+from .waiting import until
 
 KEY = "first-key"
 # The texts that came, and how it ended: the code of an error, or why there are no more tokens.

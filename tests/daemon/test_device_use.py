@@ -13,8 +13,10 @@ from pagedd.daemon.quota_config import QuotaConfig
 from pagedd.daemon.service import Service
 
 from .asking import ADMIN, ANA, finish, prompt, start, started
+from .byte_model import write_model
 from .other_model import OtherModel, load
-from .scripted import ScriptedHost, until, write_model
+from .scripted_host import ScriptedHost
+from .waiting import until
 
 # Sleep
 

@@ -11,7 +11,7 @@ from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import Preemption
 from pagedd.engine.stats import EngineStats
 
-from .scripted import engine_info
+from .scripted_host import engine_info
 
 INFO = engine_info()
 

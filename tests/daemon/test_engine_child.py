@@ -11,7 +11,7 @@ from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_child import EngineChild
 from pagedd.daemon.engine_watch import SilenceLimits
 
-from .scripted import until
+from .waiting import until
 
 
 async def test_a_process_that_is_killed_is_no_hung_one_however_late_the_kernel_says_so(

@@ -2,7 +2,7 @@
 
 from pagedd.daemon.engine_time import EngineTime
 
-from .scripted import engine_stats
+from .scripted_host import engine_stats
 
 
 def test_a_step_is_shared_by_the_tokens_that_it_computed_for_each() -> None:

@@ -7,7 +7,7 @@ from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.events import EVENTS_KEPT, EventLog
 from pagedd.engine.request import Preemption
 
-from .scripted import engine_info
+from .scripted_host import engine_info
 
 
 class Clock:

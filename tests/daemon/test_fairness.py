@@ -22,7 +22,7 @@ from pagedd.engine.kv.block_manager import BlockManager
 from pagedd.engine.scheduler import Scheduler
 from pagedd.engine.step import Sampled
 
-from .scripted import engine_info, engine_stats
+from .scripted_host import engine_info, engine_stats
 
 CALM, GREEDY = Caller(uid=1001), Caller(uid=1002)
 STEP_S, TOKEN_S = 0.002, 0.00025

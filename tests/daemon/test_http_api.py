@@ -20,15 +20,12 @@ from pagedd.daemon import http_body, http_generate
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.telemetry import TelemetryCollector
 
-from .scripted import EOS, WAIT_S, ScriptedHost, Served, decode_events, serving, until
+from .byte_model import EOS
+from .scripted_host import ScriptedHost
+from .served import Served, decode_events, serving
+from .waiting import WAIT_S, until
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture
-async def served(socket_folder: Path) -> AsyncIterator[Served]:
-    async with serving(socket_folder) as running:
-        yield running
 
 
 @dataclass

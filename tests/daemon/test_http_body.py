@@ -13,7 +13,8 @@ from pagedd.daemon import http_api, http_body, http_handlers
 from pagedd.daemon.http_routes import ROUTES
 from pagedd.daemon.openai_schema import tokenize_request
 
-from .scripted import Served, serving, until
+from .served import Served, serving
+from .waiting import until
 
 TAKES_A_BODY = [route.path for route in ROUTES if route.body is not None]
 

@@ -12,7 +12,8 @@ import uvloop
 
 from pagedd.daemon import http_api, http_connection
 
-from .scripted import WAIT_S, Served, serving, until
+from .served import Served, serving
+from .waiting import WAIT_S, until
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

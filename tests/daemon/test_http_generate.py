@@ -7,7 +7,8 @@ import pytest
 
 from pagedd.daemon.openai_responses import AnswerWriter
 
-from .scripted import serving, until
+from .served import serving
+from .waiting import until
 
 
 async def test_a_fault_in_the_middle_of_a_stream_is_an_event_and_not_a_second_answer(

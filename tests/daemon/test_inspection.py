@@ -15,7 +15,9 @@ from pagedd.daemon.service import Service
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
 from pagedd.engine.stats import BlockInfo, EngineSnapshot
 
-from .scripted import EOS, ScriptedHost, until
+from .byte_model import EOS
+from .scripted_host import ScriptedHost
+from .waiting import until
 
 ANA, BOB, KEY = Caller(uid=100_001), Caller(uid=100_002), Caller(key_id="abc")
 ROOT, DAEMON = Caller(uid=0), Caller(uid=os.geteuid())

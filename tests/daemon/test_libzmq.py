@@ -1,7 +1,6 @@
 """libzmq's sockets at the daemon's end of ZeroMQ, and what they call themselves."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,11 @@ from pagedd.client.questions import GetStats, Stats
 from pagedd.client.stats_frame import decode_stats
 from pagedd.daemon import stats_feed, zmq_server, zmtp
 
-from .scripted import WAIT_S, Served, ZmqClient, serving, until
+from .served import Served, ZmqClient, serving
 from .test_zmq_api import prompt
 from .test_zmtp import GREETING, ready_as
+from .waiting import WAIT_S, until
 from .zmq_peers import Raw, Run, hear, libzmq, run_on_both_loops, running
-
-
-@pytest.fixture
-async def served(socket_folder: Path) -> AsyncIterator[Served]:
-    async with serving(socket_folder) as running:
-        yield running
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ, zmq.ROUTER], ids=["DEALER", "REQ", "ROUTER"])

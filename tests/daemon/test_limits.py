@@ -16,7 +16,9 @@ from pagedd.client.protocol import PROTOCOL_VERSION, Done, Failed
 from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.limits import LIMITS
 
-from .scripted import CONTEXT, VOCAB_SIZE, ScriptedHost, Served, engine_info, serving
+from .byte_model import CONTEXT, VOCAB_SIZE
+from .scripted_host import ScriptedHost, engine_info
+from .served import Served, serving
 
 SAMPLING = {
     "max_tokens", "min_tokens", "n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",

@@ -12,7 +12,7 @@ import pytest
 
 from pagedd.daemon.logind import Logind
 
-from .scripted import until
+from .waiting import until
 
 dbus_fast = pytest.importorskip("dbus_fast")
 needs_a_bus = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="there is no dbus-daemon")

@@ -16,7 +16,7 @@ import pytest
 from pagedd.client.protocol import PROTOCOL_VERSION, Failed
 from pagedd.daemon import logs
 
-from .scripted import serving
+from .served import serving
 
 
 @pytest.fixture(autouse=True)

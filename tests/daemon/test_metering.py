@@ -20,7 +20,10 @@ from pagedd.daemon.metering_metrics import MeteringCollector
 from pagedd.daemon.quota_config import QuotaConfig, QuotaLimits
 from pagedd.daemon.service import Service
 
-from .scripted import ScriptedHost, engine_stats, serving, until, write_model
+from .byte_model import write_model
+from .scripted_host import ScriptedHost, engine_stats
+from .served import serving
+from .waiting import until
 
 ANA, BOB = Caller(uid=1001), Caller(uid=1002)
 

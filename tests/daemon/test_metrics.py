@@ -17,7 +17,9 @@ from pagedd.engine.kv.quality import KVQuality
 from pagedd.engine.request import SequenceOutput
 from pagedd.engine.stats import TierStats
 
-from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
+from .byte_model import write_model
+from .scripted_host import ScriptedHost, engine_info, engine_stats
+from .waiting import until
 
 # The names of the design's part 6 that have a meaning now.
 NAMES = {

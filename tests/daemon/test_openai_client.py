@@ -8,7 +8,9 @@ import httpx2
 import openai
 import pytest
 
-from .scripted import EOS, Served, serving, until
+from .byte_model import EOS
+from .served import Served, serving
+from .waiting import until
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pagedd.daemon.openai_schema import (
     decoding_error,
 )
 
-from .scripted import engine_info
+from .scripted_host import engine_info
 
 MAX_PROMPTS = 128
 USER = {"role": "user", "content": "hi"}

@@ -12,7 +12,8 @@ from pagedd.client.replay import replay
 from pagedd.client.request_log import LoggedRequest, arrivals_s, read_log
 from pagedd.daemon.request_log import RequestLog, why_unwritable
 
-from .scripted import ScriptedHost, serving
+from .scripted_host import ScriptedHost
+from .served import serving
 
 ONE = LoggedRequest(prompt_tokens=3, output_tokens=2, time_s=5.0)
 

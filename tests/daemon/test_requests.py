@@ -26,7 +26,7 @@ from pagedd.daemon.text.tokenizer import TextTokenizer
 from pagedd.engine.request import Request, SequenceOutput, TokenLogprobs
 from pagedd.engine.sampling_params import SamplingParams
 
-from .scripted import EOS, write_model
+from .byte_model import EOS, write_model
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pagedd.daemon.engine_state import EngineState
 from pagedd.daemon.rivals import CALM_S, Rivals, running_programs
 
 from .fake_nvml import UNKNOWN, FakeNvml
-from .scripted import engine_info
+from .scripted_host import engine_info
 
 GIB = 1 << 30
 PID = 77  # of the engine

@@ -16,7 +16,9 @@ from pagedd.daemon.service import Service
 from pagedd.daemon.text.tokenizer import TextTokenizer
 
 from .asking import ADMIN, ANA, BOB, prompt, started
-from .scripted import ScriptedHost, engine_info, engine_stats, until, write_model
+from .byte_model import write_model
+from .scripted_host import ScriptedHost, engine_info, engine_stats
+from .waiting import until
 
 
 async def test_a_request_is_accepted_streamed_and_done(service: Service, host: ScriptedHost) -> None:

@@ -19,7 +19,9 @@ from pagedd.daemon.frames import EVENTS_IN_A_FRAME
 from pagedd.daemon.stats_feed import Pace
 from pagedd.engine.stats import EngineSnapshot
 
-from .scripted import WAIT_S, ScriptedHost, Served, engine_stats, serving
+from .scripted_host import ScriptedHost, engine_stats
+from .served import Served, serving
+from .waiting import WAIT_S
 
 NUM_BLOCKS = 100_000
 

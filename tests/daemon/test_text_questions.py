@@ -14,7 +14,9 @@ from pagedd.daemon.quota_config import QuotaConfig
 from pagedd.daemon.service import Service
 
 from .asking import ANA, BOB, prompt, start
-from .scripted import CONTEXT, ScriptedHost, until, write_model
+from .byte_model import CONTEXT, write_model
+from .scripted_host import ScriptedHost
+from .waiting import until
 
 LONG = [65] * CONTEXT  # so many go to a thread
 

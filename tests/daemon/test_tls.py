@@ -18,7 +18,8 @@ from pagedd.daemon import http_api, tls_server
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.tls_certificate import TlsCertificate
 
-from .scripted import Served, serving, until
+from .served import Served, serving
+from .waiting import until
 
 KEY = "first-key"
 Run = Callable[[Coroutine[Any, Any, None]], None]

@@ -16,7 +16,10 @@ from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.service import Service
 from pagedd.daemon.tracing import Tracing
 
-from .scripted import ScriptedHost, serving, until, write_model
+from .byte_model import write_model
+from .scripted_host import ScriptedHost
+from .served import serving
+from .waiting import until
 
 export = pytest.importorskip("opentelemetry.sdk.trace.export")
 

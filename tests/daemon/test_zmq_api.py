@@ -5,7 +5,7 @@ import logging
 import os
 import pickle
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ from pagedd.daemon.engine_state import EngineState
 from pagedd.engine.kv.prefix_tree import PrefixRun, PrefixTree
 from pagedd.engine.stats import BlockInfo
 
-from .scripted import EOS, WAIT_S, ScriptedHost, Served, ZmqClient, serving, until
+from .byte_model import EOS
+from .scripted_host import ScriptedHost
+from .served import Served, ZmqClient, serving
+from .waiting import WAIT_S, until
 
 CACHED = BlockInfo(
     state="cached",
@@ -55,12 +58,6 @@ CACHED = BlockInfo(
     num_hits=0,
     last_use_s=1.0,
 )
-
-
-@pytest.fixture
-async def served(socket_folder: Path) -> AsyncIterator[Served]:
-    async with serving(socket_folder) as running:
-        yield running
 
 
 def prompt(text: str = "ab", request_id: str = "a", **fields: object) -> Generate:

@@ -1,7 +1,6 @@
 """Whoever does harm over ZeroMQ, or does not read, does it to themselves."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,10 @@ from pagedd.daemon import zmq_server, zmtp
 from pagedd.daemon.caller import Caller
 from pagedd.daemon.zmq_server import HeldBytes
 
-from .scripted import WAIT_S, Served, serving, until
+from .served import Served
 from .test_zmtp import GREETING, ready_as
+from .waiting import WAIT_S, until
 from .zmq_peers import HANDSHAKE, KIND, Raw, Run, libzmq, run_on_both_loops, running
-
-
-@pytest.fixture
-async def served(socket_folder: Path) -> AsyncIterator[Served]:
-    async with serving(socket_folder) as running:
-        yield running
-
 
 # Whoever means harm
 

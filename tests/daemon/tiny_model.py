@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from .scripted import EOS, VOCAB_SIZE, write_model
+from .byte_model import EOS, VOCAB_SIZE, write_model
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, LAYERS = 64, 2, 1, 32, 64, 2
 

@@ -16,8 +16,8 @@ from pagedd.client.endpoints import ipc
 from pagedd.daemon.zmq_server import Handler, HeldBytes, Peer, Server
 from pagedd.daemon.zmtp import SocketKind
 
-from .scripted import WAIT_S
 from .test_zmtp import GREETING, ready_as
+from .waiting import WAIT_S
 
 KIND = SocketKind(b"ROUTER", frozenset({b"DEALER", b"REQ", b"ROUTER"}), max_message_bytes=1 << 20, max_frames=8)
 HANDSHAKE = GREETING + ready_as(b"DEALER")

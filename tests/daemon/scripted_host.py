@@ -1,78 +1,19 @@
-"""The API side without an engine and without a model: a host that says what a test scripts, and a tokenizer of bytes.
-
-Token id b is the byte b, so a prompt "ab" is [97, 98]; `EOS` ends a text.
-"""
+"""An engine's host without an engine: it answers what a test says, a token each time the loop comes round."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import aiohttp
-import msgspec
-import zmq
-import zmq.asyncio
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-from pagedd.client.endpoints import Endpoints, ipc
 from pagedd.client.errors import PageddError
-from pagedd.client.protocol import PROTOCOL_VERSION, ClientMessage, DaemonMessage, Done, Failed, decode_daemon, encode
-from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.engine_state import EngineState
-from pagedd.daemon.http_api import HttpApi
-from pagedd.daemon.prepared import PreparedModel
-from pagedd.daemon.service import Service
-from pagedd.daemon.zmq_api import ZmqApi
 from pagedd.engine.config import EngineConfig
 from pagedd.engine.info import EngineInfo
 from pagedd.engine.kv.prefix_tree import PrefixTree
 from pagedd.engine.request import Preemption, Request, SequenceOutput, TokenLogprobs
 from pagedd.engine.stats import BlockInfo, EngineSnapshot, EngineStats, Eviction, SequenceSnapshot
 
-VOCAB_SIZE = 259
-EOS = 256
-CONTEXT = 2048
-WAIT_S = 60.0
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'cursed' %}{{ raise_exception('no such role') }}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant\n"
-)
-
-
-def byte_characters() -> dict[int, str]:
-    """GPT-2's printable character for each byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {b: chr(b) for b in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
-
-
-def write_model(folder: Path, **changes: Any) -> Path:
-    """A prepared model whose ids 0 … 255 are bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    vocab = {character: byte for byte, character in byte_characters().items()}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    specials = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    facts: dict[str, Any] = {
-        "name": "bytes",
-        "weights": "",
-        "architecture": "none",
-        "quantization": "none",
-        "context_length": CONTEXT,
-        "vocab_size": VOCAB_SIZE,
-        "bos_token_id": None,
-        "adds_bos": False,
-        "eos_token_ids": [EOS],
-        "chat_template": TEMPLATE,
-        "special_tokens": {text: EOS + i for i, text in enumerate(specials)},
-    }
-    (folder / "model.json").write_bytes(msgspec.json.encode(PreparedModel(**(facts | changes))))
-    return folder
+from .byte_model import CONTEXT, VOCAB_SIZE
 
 
 def engine_info(**changes: Any) -> EngineInfo:
@@ -346,111 +287,3 @@ class ScriptedHost:
             )
             if reason is not None:
                 return
-
-
-@dataclass
-class Served:
-    """A running API side. `http` and `url` are the way to the HTTP API that `post` and `get` take."""
-
-    host: ScriptedHost
-    service: Service
-    endpoints: Endpoints
-    http_api: HttpApi
-    zmq_api: ZmqApi
-    http: aiohttp.ClientSession
-    context: zmq.asyncio.Context
-    url: str = "http://localhost"
-    tcp_port: int | None = None
-
-    async def post(self, path: str, body: Any) -> tuple[int, Any]:
-        """Status and JSON; `body` is JSON, or bytes as they are."""
-        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        async with self.http.post(f"{self.url}{path}", data=raw) as response:
-            return response.status, msgspec.json.decode(await response.read())
-
-    async def get(self, path: str) -> tuple[int, Any]:
-        async with self.http.get(f"{self.url}{path}") as response:
-            return response.status, msgspec.json.decode(await response.read())
-
-    async def events(self, path: str, body: Any) -> list[Any]:
-        """The events of a stream, decoded; `[DONE]` is "[DONE]"."""
-        async with self.http.post(f"{self.url}{path}", json=body) as response:
-            assert response.status == 200, await response.text()
-            assert response.headers["Content-Type"] == "text/event-stream"
-            return decode_events(await response.read())
-
-    @asynccontextmanager
-    async def client(self, path: Path | None = None) -> AsyncIterator["ZmqClient"]:
-        socket = self.context.socket(zmq.DEALER)
-        socket.connect(ipc(path or self.endpoints.requests))
-        try:
-            yield ZmqClient(socket)
-        finally:
-            socket.close(linger=0)
-
-
-@dataclass
-class ZmqClient:
-    socket: zmq.asyncio.Socket
-
-    async def say(self, message: ClientMessage) -> None:
-        await self.socket.send_multipart([PROTOCOL_VERSION, encode(message)])
-
-    async def hear(self) -> DaemonMessage:
-        version, payload = await asyncio.wait_for(self.socket.recv_multipart(), WAIT_S)
-        assert version == PROTOCOL_VERSION
-        return decode_daemon(payload)
-
-    async def hear_end(self) -> Done | Failed:
-        while not isinstance(message := await self.hear(), Done | Failed):
-            pass
-        return message
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path,
-    host: ScriptedHost | None = None,
-    *,
-    has_model: bool = True,
-    inherited: Mapping[Path, int] | None = None,
-    **settings: Any,
-) -> AsyncIterator[Served]:
-    """Both APIs over a scripted host, in `folder`, whose path must be short enough for sockets."""
-    host = host or ScriptedHost()
-    endpoints = Endpoints(folder / "run")
-    endpoints.directory.mkdir(exist_ok=True)
-    config = DaemonConfig(**settings)
-    service = Service(config, host)
-    if has_model:
-        service.set_model(write_model(folder / "model"))
-    http_api = HttpApi(service, config, endpoints, inherited)
-    zmq_api = ZmqApi(service, endpoints, inherited)
-    apis = [http_api, zmq_api]
-    for api in apis:
-        await api.start()
-    context = zmq.asyncio.Context()
-    try:
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(endpoints.http), limit=0)) as http:
-            yield Served(host, service, endpoints, http_api, zmq_api, http, context)
-    finally:
-        await service.close()
-        for api in apis:
-            await api.close()
-        context.destroy(linger=0)
-
-
-def decode_events(raw: bytes) -> list[Any]:
-    events: list[Any] = []
-    for event in raw.split(b"\n\n")[:-1]:
-        data = event.removeprefix(b"data: ")
-        assert data != event, event
-        events.append("[DONE]" if data == b"[DONE]" else msgspec.json.decode(data))
-    return events
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that another task brings about."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  what is waited for has no event
-            await asyncio.sleep(0.005)
