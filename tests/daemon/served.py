@@ -13,7 +13,18 @@ import zmq
 import zmq.asyncio
 
 from pagedd.client.endpoints import Endpoints, ipc
-from pagedd.client.protocol import PROTOCOL_VERSION, ClientMessage, DaemonMessage, Done, Failed, decode_daemon, encode
+from pagedd.client.protocol import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    DaemonMessage,
+    Done,
+    Failed,
+    Generate,
+    Ping,
+    Pong,
+    decode_daemon,
+    encode,
+)
 from pagedd.daemon.config import DaemonConfig
 from pagedd.daemon.http_api import HttpApi
 from pagedd.daemon.service import Service
@@ -123,3 +134,15 @@ def decode_events(raw: bytes) -> list[Any]:
         assert data != event, event
         events.append("[DONE]" if data == b"[DONE]" else msgspec.json.decode(data))
     return events
+
+
+def prompt(text: str = "ab", request_id: str = "a", **fields: object) -> Generate:
+    """A question with as few words as there can be."""
+    return Generate(id=request_id, prompt=text, **fields)  # type: ignore[arg-type]
+
+
+async def is_alive(served: Served) -> bool:
+    """Whether a new client is answered."""
+    async with served.client() as client:
+        await client.say(Ping(id="alive?"))
+        return isinstance(await client.hear(), Pong)

@@ -7,13 +7,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from pagedd.client.protocol import PROTOCOL_VERSION, Accepted, Done, Failed, Ping, Pong, decode_daemon, encode
+from pagedd.client.endpoints import ipc
+from pagedd.client.protocol import PROTOCOL_VERSION, Accepted, Cancel, Done, Failed, Ping, Pong, decode_daemon, encode
 from pagedd.client.questions import GetStats, Stats
 from pagedd.client.stats_frame import decode_stats
 from pagedd.daemon import stats_feed, zmq_server, zmtp
 
-from .served import Served, ZmqClient, serving
-from .test_zmq_api import prompt
+from .served import Served, ZmqClient, prompt, serving
 from .test_zmtp import GREETING, ready_as
 from .waiting import WAIT_S, until
 from .zmq_peers import Raw, Run, hear, libzmq, run_on_both_loops, running
@@ -153,6 +153,28 @@ async def test_peers_with_the_same_identity_are_as_many_peers(served: Served) ->
             end = await ZmqClient(peer).hear_end()
             assert isinstance(end, Done)
             assert end.choices[0].text == str(number)
+
+
+async def test_a_client_that_takes_the_identity_of_one_that_left_does_not_hear_its_tokens(served: Served) -> None:
+    served.host.reply = lambda request: None
+
+    async def client_called(name: bytes) -> ZmqClient:
+        dealer = served.context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, name)
+        dealer.connect(ipc(served.endpoints.requests))
+        return ZmqClient(dealer)
+
+    first = await client_called(b"same")
+    await first.say(prompt())
+    await first.hear()
+    first.socket.close(linger=0)
+    await until(lambda: len(served.host.aborted) == 1)
+    second = await client_called(b"same")
+    await second.say(Cancel(id="c", target="a"))
+    answer = await second.hear()
+    second.socket.close(linger=0)
+    assert isinstance(answer, Failed)
+    assert answer.code == "request_not_found"
 
 
 async def test_whoever_takes_an_identity_the_moment_it_is_free_gets_nothing_that_was_meant_for_it(

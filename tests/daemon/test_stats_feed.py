@@ -1,6 +1,7 @@
 """The stats socket with a scripted engine: whoever looks, and however slowly, delays nobody."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,6 +16,7 @@ from pagedd.client.endpoints import ipc
 from pagedd.client.protocol import Done, Generate, encode
 from pagedd.client.stats_frame import StatsFrame, decode_stats
 from pagedd.daemon import stats_feed
+from pagedd.daemon.caller import Caller
 from pagedd.daemon.frames import EVENTS_IN_A_FRAME
 from pagedd.daemon.stats_feed import Pace
 from pagedd.engine.stats import EngineSnapshot
@@ -69,16 +71,46 @@ async def test_requests_go_on_beside_one_that_does_not_read(served: Served) -> N
                 assert isinstance(await client.hear_end(), Done)
 
 
-async def test_one_that_goes_without_a_word_ends_the_making_of_pictures(served: Served) -> None:
-    with subscriber(served) as leaving:
-        last = await seq(leaving)
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        made = (await served.service.stats_frame(blocks=False)).seq
-        if made == last + 1:
-            return  # only this question's own
-        last = made
-    pytest.fail("pictures are made for nobody")
+async def test_pictures_are_made_only_while_somebody_looks(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_made = 0
+    stats_frame = served.service.stats_frame
+
+    async def counted(blocks: bool, viewer: Caller | None = None) -> object:
+        nonlocal num_made
+        num_made += 1
+        return await stats_frame(blocks, viewer)
+
+    monkeypatch.setattr(served.service, "stats_frame", counted)
+    await asyncio.sleep(0.2)
+    assert num_made == 0
+    with subscriber(served, CONFLATE=1) as looking:
+        frame = decode_stats(await asyncio.wait_for(looking.recv(), WAIT_S))
+        assert frame.blocks is not None
+        assert frame.model == "bytes"
+        assert await seq(looking) > frame.seq
+    # That it has gone is heard after some time; a feed that goes on for nobody never stops.
+    num_before = 0
+    async with asyncio.timeout(WAIT_S):
+        while num_before != num_made:
+            num_before = num_made
+            await asyncio.sleep(0.3)
+
+
+async def test_a_picture_that_cannot_be_made_is_logged_and_the_next_one_comes(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stats_frame = served.service.stats_frame
+    faults = [RuntimeError("once")]
+
+    async def fails_once(blocks: bool, viewer: Caller | None = None) -> object:
+        if faults:
+            raise faults.pop()
+        return await stats_frame(blocks, viewer)
+
+    monkeypatch.setattr(served.service, "stats_frame", fails_once)
+    with caplog.at_level(logging.ERROR), subscriber(served) as looking:
+        await seq(looking)
+    assert "a stats frame could not be made" in caplog.text
 
 
 async def test_a_frame_stays_small_whatever_happens(served: Served) -> None:
