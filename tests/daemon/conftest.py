@@ -3,8 +3,8 @@
 start_daemon     starts one; all that a test starts are ended after it
 serving_daemon   one with the real model and engine, ready, shared by all tests of the run: leave it as you found it
 
-And, without a process: `served`, both APIs over a scripted host; or `service`, over a scripted `host` that answers what
-a test says, with an `other` model for it.
+And, without a process: `served`, both APIs over a scripted host, and a `door` to the HTTP one; or `service`, over a
+scripted `host` that answers what a test says, with an `other` model for it.
 """
 
 import logging
@@ -30,6 +30,7 @@ from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
 
 from .byte_model import write_model
+from .http_door import KEYS, Door
 from .other_model import OtherModel
 from .scripted_host import ScriptedHost
 from .served import Served, serving
@@ -235,6 +236,15 @@ async def served(socket_folder: Path) -> AsyncIterator[Served]:
     """Both APIs over a scripted host of their own."""
     async with serving(socket_folder) as running:
         yield running
+
+
+@pytest.fixture(params=["unix", "tcp"])
+async def door(request: pytest.FixtureRequest, socket_folder: Path, free_port: int) -> AsyncIterator[Door]:
+    """Either way to the HTTP API of a scripted host."""
+    keys = socket_folder / "keys"
+    keys.write_text(KEYS)
+    async with serving(socket_folder, http_port=free_port, api_key_file=keys) as running:
+        yield Door(running, free_port if request.param == "tcp" else None)
 
 
 @pytest.fixture

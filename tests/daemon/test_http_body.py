@@ -1,8 +1,6 @@
 """Bodies that are too large, too slow or too many at once, over the Unix socket and over TCP."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,34 +11,11 @@ from pagedd.daemon import http_api, http_body, http_handlers
 from pagedd.daemon.http_routes import ROUTES
 from pagedd.daemon.openai_schema import tokenize_request
 
-from .served import Served, serving
+from .http_door import Door
+from .served import serving
 from .waiting import until
 
 TAKES_A_BODY = [route.path for route in ROUTES if route.body is not None]
-
-
-class Door:
-    """One of the two ways to the same API: the Unix socket, or a TCP port with a key."""
-
-    def __init__(self, served: Served, port: int | None) -> None:
-        self.served = served
-        self._port = port
-
-    @asynccontextmanager
-    async def sending(
-        self, path: str, head: bytes, key: bytes = b"first-key"
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection on which the head of a POST has been sent."""
-        if self._port is None:
-            reader, writer = await asyncio.open_unix_connection(str(self.served.endpoints.http))
-        else:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        host = b"Host: localhost:%d\r\nAuthorization: Bearer %b\r\n" % (self._port or 80, key)
-        writer.write(b"POST %b HTTP/1.1\r\n%b%b\r\n\r\n" % (path.encode(), host, head))
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, str, str, dict[str, str]]:
@@ -51,14 +26,6 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, str, str, dict[str,
         body = msgspec.json.decode(await reader.readexactly(int(headers["Content-Length"])))
     error = body.get("error", {"code": "", "message": ""})
     return int(head[0].split()[1]), error["code"], error["message"], headers
-
-
-@pytest.fixture(params=["unix", "tcp"])
-async def door(request: pytest.FixtureRequest, socket_folder: Path, free_port: int) -> AsyncIterator[Door]:
-    keys = socket_folder / "keys"
-    keys.write_text("owner first-key admin\nother second-key\n")
-    async with serving(socket_folder, http_port=free_port, api_key_file=keys) as running:
-        yield Door(running, free_port if request.param == "tcp" else None)
 
 
 @pytest.mark.parametrize("path", TAKES_A_BODY)

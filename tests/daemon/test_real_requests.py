@@ -108,7 +108,7 @@ async def check_seeds(http: aiohttp.ClientSession) -> None:
 async def test_clients_that_leave_in_the_middle_leave_no_block_in_use(
     http: aiohttp.ClientSession, serving_daemon: RunningDaemon
 ) -> None:
-    # `test_http_api.py` does it two hundred times, with a scripted engine.
+    # `test_http_generate.py` does it two hundred times, with a scripted engine.
     body = b'{"prompt": "Once upon a time", "max_tokens": 2000, "stream": true, "ignore_eos": true}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     for _ in range(20):
