@@ -3,6 +3,8 @@
 start_daemon     starts one; all that a test starts are ended after it
 serving_daemon   one with the real model and engine, ready, shared by all tests of the run: leave it as you found it
 
+start_host       starts an engine's host over the process of a scripted engine; all are stopped after the test
+
 And, without a process: `served`, both APIs over a scripted host, and a `door` to the HTTP one; or `service`, over a
 scripted `host` that answers what a test says, with an `other` model for it.
 """
@@ -26,14 +28,21 @@ import pytest
 
 from pagedd.client.endpoints import Endpoints
 from pagedd.daemon.config import DaemonConfig
+from pagedd.daemon.engine_host import EngineHost
+from pagedd.daemon.engine_state import EngineState
+from pagedd.daemon.engine_watch import SilenceLimits
+from pagedd.daemon.restart_policy import RestartPolicy
 from pagedd.daemon.served_model import ServedModel
 from pagedd.daemon.service import Service
+from pagedd.engine.config import EngineConfig
 
 from .byte_model import write_model
 from .http_door import KEYS, Door
 from .other_model import OtherModel
+from .recorded_host import FAKE_ENGINE, Recorder, StartHost
 from .scripted_host import ScriptedHost
 from .served import Served, serving
+from .waiting import until
 
 START_TIMEOUT_S = 120
 FAKE_DAEMON = (sys.executable, "-P", str(Path(__file__).with_name("fake_daemon.py")))
@@ -216,6 +225,33 @@ def serving_daemon(daemon_cache: Path, model_gguf: Path) -> Iterator[RunningDaem
     yield factory.start("--num-blocks", "256", "--kv-quality-check", "warn").wait_ready()
     factory.close()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def start_host(tmp_path: Path) -> AsyncIterator[StartHost]:
+    """Starts a host over the scripted engine; `model` scripts its loading. All are stopped after the test."""
+    hosts: list[EngineHost] = []
+
+    async def start(
+        model: str = "ok",
+        *,
+        wait: bool = True,
+        command: tuple[str, ...] = FAKE_ENGINE,
+        policy: RestartPolicy | None = None,
+        silence: SilenceLimits | None = None,
+    ) -> Recorder:
+        host = EngineHost(tmp_path / "engine.sock", command, policy, silence)
+        hosts.append(host)
+        recorder = Recorder(host)
+        await host.start()
+        host.load(EngineConfig(model=model))
+        if wait:
+            await until(lambda: host.state is EngineState.READY)
+        return recorder
+
+    yield start
+    for host in hosts:
+        await host.stop()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from .asking import has_ended, prompt, start
 from .byte_model import write_model
 from .fake_engine import Prompt
 from .other_model import OtherModel, load
-from .test_engine_host import FAKE_ENGINE
+from .recorded_host import FAKE_ENGINE
 from .waiting import until
 
 SLOW = Generate(id="slow", prompt_token_ids=[Prompt.SLOW % 259, 5], sampling=Sampling(max_tokens=200))

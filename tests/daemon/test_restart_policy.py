@@ -2,7 +2,8 @@
 
 import pytest
 
-from pagedd.daemon.restart_policy import DEVICE_PATIENCE_S, MAX_FAILED_LOADS, RestartPolicy
+from pagedd.daemon.restart_policy import DEVICE_PATIENCE_S, MAX_FAILED_LOADS, RestartPolicy, on_the_cpu
+from pagedd.engine.config import EngineConfig
 
 
 class Clock:
@@ -126,3 +127,10 @@ def test_an_absence_that_ended_does_not_count_towards_the_next(clock: Clock) -> 
     clock.now += 10 * DEVICE_PATIENCE_S
     policy.after_failed_load("device_unavailable")
     assert not policy.has_fallen_back
+
+
+def test_what_was_meant_for_a_card_does_not_bind_the_cpu() -> None:
+    config = EngineConfig(
+        model="m", device="cuda:1", kv_cache_dtype="fp16", gpu_memory_utilization=0.95, max_num_seqs=7
+    )
+    assert on_the_cpu(config) == EngineConfig(model="m", device="cpu", max_num_seqs=7)
