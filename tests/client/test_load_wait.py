@@ -12,7 +12,8 @@ from pagedd.client import AsyncClient, PageddError, load_wait, pagectl
 from pagedd.client.protocol import Cancel, Chat, ClientMessage, Failed, Generate, Ping, Pong, Waking
 from pagedd.client.sync import Client
 
-FakeDaemon = Any
+from .fake_daemon import FakeDaemon
+
 NOTE = "pagectl: the daemon is loading its model; waiting for it (--no-wait fails at once)\n"
 
 

@@ -7,7 +7,7 @@ from pagedd.client.render import ASCII, UNICODE
 from pagedd.client.render_usage import render_cost, render_usage
 from pagedd.client.usage import Cost
 
-from .conftest import make_usage
+from .fake_daemon import make_usage
 
 
 def test_usage_is_a_row_for_each_caller_with_what_is_left() -> None:

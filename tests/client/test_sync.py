@@ -14,7 +14,7 @@ from pagedd.client import Client, PageddError
 from pagedd.client.protocol import Cancel, Chat, Delta, Generate
 from pagedd.client.stats_frame import StatsFrame
 
-FakeDaemon = Any
+from .fake_daemon import FakeDaemon
 
 
 def test_iterating_gives_the_deltas_and_result_the_whole_answer(daemon: FakeDaemon, directory: Path) -> None:

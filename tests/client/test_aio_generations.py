@@ -1,35 +1,16 @@
-"""AsyncClient against a daemon that only speaks."""
+"""Generations of the asyncio client: read, awaited, cancelled and refused."""
 
 import asyncio
-import socket
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pagedd.client import AsyncClient, PageddError, protocol
 from pagedd.client.options import SamplingOptions
-from pagedd.client.protocol import (
-    Accepted,
-    Cancel,
-    Chat,
-    ChatMessage,
-    Delta,
-    Done,
-    Failed,
-    Generate,
-    Ping,
-    Pong,
-    Sampling,
-    SetPriority,
-)
-from pagedd.client.questions import EvictPrefix, GetBlock, GetPrefixes, GetStats, GetText
-from pagedd.client.stats_frame import StatsFrame, decode_stats
+from pagedd.client.protocol import Accepted, Cancel, Chat, ChatMessage, Delta, Done, Failed, Generate, Sampling
 
-FakeDaemon = Any
+from .fake_daemon import FakeDaemon
 
 
 def test_the_keyword_arguments_are_the_fields_of_sampling() -> None:
@@ -233,197 +214,10 @@ async def test_cancel_ends_an_own_request_over_the_request_socket(daemon: FakeDa
     assert [daemon.hear(Cancel).target for _ in range(3)] == from_start
 
 
-async def test_cancel_ends_anothers_request_over_the_admin_socket(daemon: FakeDaemon, directory: Path) -> None:
-    async with AsyncClient(directory) as client:
-        await client.cancel("r42")
-        await client.set_priority("r42", 7)
-    assert daemon.hear(Cancel, "admin").target == "r42"
-    message = daemon.hear(SetPriority, "admin")
-    assert (message.target, message.priority) == ("r42", 7)
-
-
 async def test_cancelling_a_generation_that_is_not_running_says_so(daemon: FakeDaemon, directory: Path) -> None:
     async with AsyncClient(directory) as client:
         with pytest.raises(PageddError, match="request_not_found"):
             await client.generate("x").cancel()
-
-
-async def test_stats_and_ping_answer(daemon: FakeDaemon, directory: Path) -> None:
-    async with AsyncClient(directory) as client:
-        assert (await client.stats(blocks=True)).requests[1].block_table == [1, 4]
-        assert daemon.hear(GetStats).blocks is True
-        assert (await client.ping()).state == "ready"
-
-
-async def test_a_block_the_prefixes_and_a_text_are_asked_for_over_the_request_socket(
-    daemon: FakeDaemon, directory: Path
-) -> None:
-    async with AsyncClient(directory) as client:
-        assert (await client.block(3)).text == "once"
-        assert [node.digest for node in (await client.prefixes(limit=5)).nodes] == ["d1"]
-        assert (await client.text("r1")).outputs == ["one two three"]
-        assert await client.previews() == {"r1": "once"}
-    assert daemon.hear(GetBlock).index == 3
-    assert daemon.hear(GetPrefixes).limit == 5
-    assert daemon.hear(GetText).target == "r1"
-
-
-async def test_a_prefix_is_evicted_over_the_admin_socket(daemon: FakeDaemon, directory: Path) -> None:
-    async with AsyncClient(directory) as client:
-        assert (await client.evict_prefix("d1")).num_blocks == 2
-    assert daemon.hear(EvictPrefix, "admin").digest == "d1"
-
-
-def test_a_frame_of_an_older_version_still_decodes(make_frame: Callable[..., StatsFrame]) -> None:
-    new = {"machine", "events", "seq", "interval_s"}
-    new_of_rows = {"model", "num_scheduled_tokens", "max_tokens", "preview"}
-    frame = msgspec.to_builtins(make_frame())
-    older = {name: value for name, value in frame.items() if name not in new}
-    older["requests"] = [
-        {name: value for name, value in row.items() if name not in new_of_rows} for row in frame["requests"]
-    ]
-    blocks = make_frame().blocks
-    older["blocks"] = {name: getattr(blocks, name) for name in ("block_size", "states", "ref_counts")}
-    decoded = decode_stats(msgspec.msgpack.encode(older))
-    assert decoded == make_frame()
-    assert (decoded.machine, decoded.events, decoded.seq) == (None, [], 0)
-
-
-async def test_what_comes_without_an_id_is_no_ones_answer(daemon: FakeDaemon, directory: Path) -> None:
-    daemon.answer = lambda message: [Pong(id=""), *daemon.default_answer(message)]
-    async with AsyncClient(directory) as client:
-        assert (await client.ping()).version == "0.1.0"
-
-
-async def test_watching_gives_the_newest_frame_to_a_slow_reader(
-    daemon: FakeDaemon, directory: Path, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    client = AsyncClient(directory)
-    watching = client.watch_stats()
-    first = asyncio.ensure_future(anext(watching))
-    while not first.done():  # a PUB drops what it says before a subscriber has joined
-        daemon.publish(daemon.frame)
-        await asyncio.sleep(0.01)
-    for uptime_s in range(100, 200):
-        daemon.frame.uptime_s = float(uptime_s)
-        daemon.publish(protocol.encode(daemon.frame))
-    await asyncio.to_thread(eventually, daemon.has_published)
-    num_read = 1
-    while (await anext(watching)).uptime_s != 199.0:
-        num_read += 1
-    assert num_read < 20
-    await watching.aclose()
-    await client.close()
-
-
-async def test_without_a_daemon_every_call_says_so_at_once(directory: Path) -> None:
-    client = AsyncClient(directory)
-    for call in (client.ping, client.stats, client.generate("x").result, client.watch_stats().__anext__):
-        with pytest.raises(
-            PageddError, match=r"daemon_unreachable: .*pagedd\.sock|stats\.sock: no daemon listens there"
-        ):
-            await call()
-    with pytest.raises(PageddError, match="daemon_unreachable"):
-        await client.cancel("r1")
-
-
-async def test_a_socket_that_nobody_listens_on_any_more_is_no_daemon(directory: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(directory / "pagedd.sock"))
-    with pytest.raises(PageddError, match=r"daemon_unreachable: .*Connection refused"):
-        await AsyncClient(directory).ping()
-
-
-async def test_a_listener_that_never_shakes_hands_is_given_up(directory: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as mute:
-        mute.bind(str(directory / "pagedd.sock"))
-        mute.listen()
-        with pytest.raises(PageddError, match=r"daemon_unreachable: .*did not answer as pagedd within 0.2 s"):
-            await AsyncClient(directory, timeout_s=0.2).ping()
-
-
-async def test_a_socket_that_may_not_be_opened_is_forbidden(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(self: socket.socket, path: str) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr("pagedd.client.link.socket.socket.connect", connect, raising=False)
-    with pytest.raises(PageddError, match=r"forbidden: .*join the group pagedd"):
-        await AsyncClient(directory).ping()
-
-
-async def test_a_daemon_that_does_not_answer_is_given_up(daemon: FakeDaemon, directory: Path) -> None:
-    daemon.answer = lambda message: []
-    async with AsyncClient(directory, timeout_s=1.0) as client:  # of which the handshake has its part
-        with pytest.raises(PageddError, match=r"daemon_unreachable: .*no answer within 1 s"):
-            await client.ping()
-
-
-async def test_when_the_daemon_goes_every_waiting_call_fails(daemon: FakeDaemon, directory: Path) -> None:
-    daemon.answer = lambda message: [Delta(id=message.id, text="a")] if isinstance(message, Generate) else []
-
-    async def read(client: AsyncClient) -> list[str]:
-        texts = []
-        try:
-            async for delta in client.generate("x"):
-                texts.append(delta.text)
-        except PageddError as error:
-            texts.append(error.code)
-        return texts
-
-    async with AsyncClient(directory) as client:
-        waiting = [
-            asyncio.ensure_future(work)
-            for work in (read(client), client.generate("y").result(), client.stats(), client.ping())
-        ]
-        await asyncio.to_thread(daemon.hear, Ping)
-        daemon.stop()
-        texts, *failures = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
-    assert texts == ["a", "daemon_unreachable"]
-    assert all(isinstance(failure, PageddError) and failure.code == "daemon_unreachable" for failure in failures)
-
-
-async def test_a_watcher_fails_when_the_daemon_goes(daemon: FakeDaemon, directory: Path) -> None:
-    watching = asyncio.ensure_future(anext(AsyncClient(directory).watch_stats()))
-    await asyncio.sleep(0.1)
-    daemon.stop()
-    with pytest.raises(PageddError, match="daemon_unreachable"):
-        await asyncio.wait_for(watching, 10)
-
-
-async def test_what_the_daemon_said_before_it_went_is_not_lost(daemon: FakeDaemon, directory: Path) -> None:
-    def answer(message: Any) -> list[Any]:
-        threading.Thread(target=daemon.stop).start()
-        return [Failed(id=message.id, code="shutting_down", message="the daemon is stopping")]
-
-    daemon.answer = answer
-    async with AsyncClient(directory) as client:
-        with pytest.raises(PageddError, match="shutting_down"):
-            await asyncio.wait_for(client.generate("x").result(), 10)
-
-
-async def test_the_client_serves_again_after_the_daemon_came_back(daemon: FakeDaemon, directory: Path) -> None:
-    async with AsyncClient(directory) as client:
-        await client.ping()
-        daemon.stop()
-        with pytest.raises(PageddError, match="daemon_unreachable"):
-            await client.ping()
-        again = type(daemon)(directory)
-        assert (await client.generate("x")).choices[0].text == "one two three"
-        again.stop()
-
-
-@pytest.mark.parametrize("nonsense", [b"\xc1", b"", protocol.encode(Ping(id="1"))])
-async def test_words_that_this_client_cannot_read_end_what_waits(
-    daemon: FakeDaemon, directory: Path, nonsense: bytes
-) -> None:
-    def answer(message: Any) -> list[Any]:
-        daemon.say(nonsense)
-        return []
-
-    daemon.answer = answer
-    async with AsyncClient(directory) as client:
-        with pytest.raises(PageddError, match="protocol_version"):
-            await asyncio.wait_for(client.generate("x").result(), 10)
 
 
 async def test_a_prompt_larger_than_a_message_is_refused_before_it_is_sent(daemon: FakeDaemon, directory: Path) -> None:
