@@ -1,5 +1,6 @@
-"""Paged batches made of random numbers, for every backend's tests."""
+"""Paged batches made of random numbers, for every backend's tests, and the C++ of attention without torch."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ import torch
 
 from pagedd.kernels.kv_form import FORMS
 from pagedd.kernels.layout import KVLayer, QuantizedLayer
+
+from .attention_driver import FLAGS, Driver, compile_driver
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,3 +107,11 @@ def quantize_layer(kv_layer: torch.Tensor, form: str, num_pages: int) -> Quantiz
 @pytest.fixture(scope="session")
 def paged() -> Callable[..., Paged]:
     return make_paged
+
+
+@pytest.fixture(scope="session", params=list(FLAGS))
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """The C++ of attention, on either code path."""
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    return compile_driver(request.param, tmp_path_factory.mktemp("attention"))
