@@ -9,17 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagedd.engine.errors import EngineError
+from pagedd.engine.model.json_fields import JsonFields, malformed, shown, unsupported
 
 FUSED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def unsupported(what: str, advice: str = "choose another model") -> EngineError:
-    return EngineError("unsupported_model", f"{what} is not implemented exactly; {advice}")
-
-
-def malformed(what: str) -> EngineError:
-    return EngineError("model_unavailable", f"{what}; fetch the model again")
+# A layer costs memory before any weight is seen.
+_MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +90,18 @@ def parse_decoder_config(raw: Mapping[str, Any]) -> DecoderConfig:
     Raises:
         EngineError: `unsupported_model` names what is not implemented; `model_unavailable` a value that cannot be.
     """
-    fields = _Fields(raw)
+    fields = JsonFields(raw)
     architecture = fields.text("model_type")
     if architecture not in FUSED_ARCHITECTURES:
-        raise unsupported(f"architecture {architecture!r}")
-    activation = raw.get("hidden_act", "silu")
+        raise unsupported(f"architecture {shown(architecture)}")
+    activation = fields.text("hidden_act", "silu")
     if activation != "silu":
-        raise unsupported(f"hidden_act {activation!r} in {architecture}")
+        raise unsupported(f"hidden_act {shown(activation)} in {architecture}")
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unnamed")
-        raise unsupported(f"quantization_config {method!r}", "choose an unquantized folder or a GGUF file")
+        method = fields.part("quantization_config").text("quant_method", "unnamed")
+        raise unsupported(f"quantization_config {shown(method)}", "choose an unquantized folder or a GGUF file")
 
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=_MOST_LAYERS)
     num_heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     absent_kv_heads = _DEFAULT_KV_HEADS.get(architecture, num_heads)
@@ -116,7 +112,7 @@ def parse_decoder_config(raw: Mapping[str, Any]) -> DecoderConfig:
     if head_dim % 2:
         raise unsupported(f"odd head_dim {head_dim}")
     max_position = fields.count("max_position_embeddings", default=_DEFAULT_MAX_POSITION[architecture])
-    has_bias = bool(raw.get("attention_bias", False)) if architecture in ("llama", "qwen3") else False
+    has_bias = fields.flag("attention_bias") if architecture in ("llama", "qwen3") else False
     return DecoderConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
@@ -129,21 +125,19 @@ def parse_decoder_config(raw: Mapping[str, Any]) -> DecoderConfig:
         intermediate_size=fields.count("intermediate_size"),
         num_heads=num_heads,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_parse_rope(raw, max_position),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        rope=_parse_rope(fields, max_position),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=has_bias or architecture == "qwen2",
         output_bias=has_bias,
-        mlp_bias=architecture == "llama" and bool(raw.get("mlp_bias", False)),
+        mlp_bias=architecture == "llama" and fields.flag("mlp_bias"),
         qk_norm=architecture == "qwen3",
         layer_windows=_parse_windows(raw, architecture, num_layers),
     )
 
 
 def parse_eos(raw: Mapping[str, Any]) -> tuple[int, ...]:
-    eos = raw.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    """The ends of sequence of config.json or generation_config.json; raises like `parse_decoder_config`."""
+    return JsonFields(raw).ids("eos_token_id")
 
 
 # What transformers takes where the key is absent; null means as many as query heads.
@@ -151,81 +145,53 @@ _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 _DEFAULT_MAX_POSITION = {"llama": 2048, "mistral": 4096 * 32, "qwen2": 32768, "qwen3": 32768}
 
 
-class _Fields:
-    """config.json's values, checked for type and range as they are read."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._raw = raw
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self._raw.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise malformed(f"config.json: {name} is {value!r}, not a positive integer")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self._raw.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise malformed(f"config.json: {name} is {value!r}, not a number")
-        return float(value)
-
-    def text(self, name: str) -> str:
-        value = self._raw.get(name)
-        if not isinstance(value, str):
-            raise malformed(f"config.json: {name} is {value!r}, not a name")
-        return value
-
-
 def _parse_windows(raw: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[int | None, ...]:
     """Which layers look back no further than a window, under each architecture's own rule."""
     if architecture == "llama":
         return (None,) * num_layers
-    window = None if raw.get("sliding_window", 4096) is None else _Fields(raw).count("sliding_window", 4096)
+    fields = JsonFields(raw)
+    window = None if raw.get("sliding_window", 4096) is None else fields.count("sliding_window", 4096)
+    kinds = fields.texts("layer_types")
     if architecture == "mistral":
-        if raw.get("layer_types"):
+        if kinds:
             raise unsupported("layer_types in mistral")
         return (window,) * num_layers
-    if not raw.get("use_sliding_window", False) or window is None:
+    if not fields.flag("use_sliding_window") or window is None:
         return (None,) * num_layers
-    kinds = raw.get("layer_types")
     if kinds is None:
-        first = raw.get("max_window_layers", 28)
+        first = fields.number("max_window_layers", 28)
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     unknown = set(kinds) - {"sliding_attention", "full_attention"}
     if unknown or len(kinds) != num_layers:
-        raise unsupported(f"layer_types {sorted(set(kinds))} for {num_layers} layers")
+        raise unsupported(f"layer_types {shown(sorted(set(kinds)))} for {num_layers} layers")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _parse_rope(raw: Mapping[str, Any], max_position: int) -> RopeConfig:
+def _parse_rope(fields: JsonFields, max_position: int) -> RopeConfig:
     """Both spellings: `rope_parameters` (transformers 5), and `rope_theta` with `rope_scaling` (before)."""
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    fields = _Fields(given)
-    kind = given.get("rope_type", given.get("type", "default"))
+    given = fields.part("rope_parameters" if "rope_parameters" in fields else "rope_scaling")
+    kind = given.text("rope_type", given.text("type", "default"))
     if kind not in ("default", "linear", "llama3", "yarn"):
-        raise unsupported(f"rope type {kind!r}")
-    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
+        raise unsupported(f"rope type {shown(kind)}")
+    partial = given.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if partial != 1:
         raise unsupported(f"partial_rotary_factor {partial}")
-    if kind != "default" and given.get("factor") is None:
+    if kind != "default" and "factor" not in given:
         raise malformed(f"config.json: rope type {kind!r} has no factor")
-    # A top-level length wins over the nested one, as in transformers.
-    original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-    divisors = given.get("frequency_divisors")
+    length = "original_max_position_embeddings"
     return RopeConfig(
         kind=kind,
-        theta=fields.number("rope_theta", _Fields(raw).number("rope_theta", 10_000.0)),
-        factor=fields.number("factor", 1.0),
-        original_max_position=original or max_position,
-        low_freq_factor=fields.number("low_freq_factor", 1.0),
-        high_freq_factor=fields.number("high_freq_factor", 4.0),
-        attention_factor=given.get("attention_factor"),
-        mscale=given.get("mscale"),
-        mscale_all_dim=given.get("mscale_all_dim"),
-        beta_fast=given.get("beta_fast") or 32.0,
-        beta_slow=given.get("beta_slow") or 1.0,
-        truncate=bool(given.get("truncate", True)),
-        frequency_divisors=None if divisors is None else tuple(divisors),
+        theta=given.positive("rope_theta", fields.positive("rope_theta", 10_000.0)),
+        factor=given.positive("factor", 1.0),
+        # A top-level length wins over the nested one, as in transformers.
+        original_max_position=fields.count(length, given.count(length, max_position)),
+        low_freq_factor=given.positive("low_freq_factor", 1.0),
+        high_freq_factor=given.positive("high_freq_factor", 4.0),
+        attention_factor=given.optional_number("attention_factor"),
+        mscale=given.optional_number("mscale"),
+        mscale_all_dim=given.optional_number("mscale_all_dim"),
+        beta_fast=given.positive("beta_fast", 32.0),
+        beta_slow=given.positive("beta_slow", 1.0),
+        truncate=given.flag("truncate", True),
+        frequency_divisors=given.positives("frequency_divisors"),
     )

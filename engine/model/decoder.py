@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from pagedd.engine.batch import Batch
 from pagedd.engine.kv.storage import KVStorage
-from pagedd.engine.model.config import DecoderConfig, malformed
+from pagedd.engine.model.config import DecoderConfig
+from pagedd.engine.model.json_fields import malformed
 from pagedd.engine.model.linear import Linear, QuantizedLinear, make_linear
 from pagedd.engine.model.rope import RotaryEmbedding
 from pagedd.engine.model.weight_blocks import BlockCheckpoint, stacked_blocks, stacked_nested_blocks

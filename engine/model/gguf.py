@@ -14,9 +14,10 @@ import torch
 from gguf import GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
-from pagedd.engine.model.config import DecoderConfig, malformed, parse_decoder_config, unsupported
+from pagedd.engine.model.config import DecoderConfig, parse_decoder_config
 from pagedd.engine.model.gguf_blocks import read_blocks, read_nested_blocks
 from pagedd.engine.model.gguf_file import GGUFFile
+from pagedd.engine.model.json_fields import malformed, unsupported
 from pagedd.engine.model.weight_blocks import NestedBlocks, WeightBlocks
 
 Blocks = TypeVar("Blocks", WeightBlocks, NestedBlocks)

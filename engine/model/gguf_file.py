@@ -14,8 +14,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from pagedd.engine.errors import EngineError
-from pagedd.engine.model.config import malformed, unsupported
 from pagedd.engine.model.gguf_header import GGUFHeader, MalformedGGUF, TensorInfo
+from pagedd.engine.model.json_fields import malformed, unsupported
 
 
 @dataclass(frozen=True, slots=True)

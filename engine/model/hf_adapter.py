@@ -22,7 +22,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from pagedd.engine.batch import AttentionMetadata, Batch
 from pagedd.engine.kv.storage import KVStorage
-from pagedd.engine.model.config import ModelConfig, malformed, parse_eos, unsupported
+from pagedd.engine.model.config import ModelConfig, parse_eos
+from pagedd.engine.model.json_fields import malformed, unsupported
 from pagedd.kernels import ops
 from pagedd.kernels.kv_form import FORMS, KVForm, form_of
 from pagedd.kernels.layout import MAX_GATHERED_SLOTS, has_open_keys

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pagedd.engine.errors import EngineError
-from pagedd.engine.model.config import malformed
+from pagedd.engine.model.json_fields import malformed
 
 _INDEX = "model.safetensors.index.json"
 

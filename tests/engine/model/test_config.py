@@ -139,3 +139,41 @@ def test_a_value_that_cannot_be_is_told_apart_from_one_that_is_not_implemented(c
         parse(**changes)
     assert refusal.value.code == "model_unavailable"
     assert named in refusal.value.message
+
+
+WRONG = ["", "x", [], {}, True, 1.5, -1, 1e400, float("nan"), 10**400, [1, "x"], {"rope_type": []}, "x" * 100_000]
+READ = [
+    *("model_type", "hidden_act", "quantization_config", "num_hidden_layers", "num_attention_heads", "hidden_size"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "attention_bias", "vocab_size", "eos_token_id"),
+    *("intermediate_size", "rms_norm_eps", "tie_word_embeddings", "mlp_bias", "sliding_window", "use_sliding_window"),
+    *("layer_types", "max_window_layers", "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"),
+    "original_max_position_embeddings",
+]
+READ_OF_ROPE = [
+    *("rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings", "low_freq_factor"),
+    *("high_freq_factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"),
+    *("frequency_divisors", "partial_rotary_factor"),
+]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_value_of_any_wrong_kind_under_any_key_is_taken_or_refused_in_few_words(architecture: str) -> None:
+    def attempt(**changes: object) -> None:
+        try:
+            parse(**({"model_type": architecture} | changes))
+        except EngineError as refusal:
+            assert refusal.code in ("model_unavailable", "unsupported_model")
+            assert len(str(refusal)) < 300
+
+    for value in WRONG:
+        for key in READ:
+            attempt(**{key: value})
+            attempt(use_sliding_window=True, **({} if key == "use_sliding_window" else {key: value}))
+        for key in READ_OF_ROPE:
+            for kind in ("default", "linear", "llama3", "yarn"):
+                attempt(rope_scaling={"rope_type": kind, "factor": 2.0} | {key: value})
+
+
+def test_a_number_of_layers_that_no_model_has_is_refused_before_it_costs_memory() -> None:
+    with pytest.raises(EngineError, match="num_hidden_layers is 2000000000, not a whole number from 1 to 4096"):
+        parse(num_hidden_layers=2_000_000_000)
