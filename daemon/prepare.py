@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from tokenizers import Tokenizer
@@ -85,7 +85,7 @@ def _read_gguf(path: Path, name: str, sha256: str | None) -> tuple[PreparedModel
     built = build_tokenizer(metadata)
     architecture = metadata.get("general.architecture")
     context_length = metadata.get(f"{architecture}.context_length")
-    if not isinstance(architecture, str) or type(context_length) is not int or context_length < 1:
+    if not isinstance(architecture, str) or not _is_count(context_length):
         raise _unsupported(path, "it names no architecture or no context length")
     file_type = metadata.get("general.file_type")
     prepared = PreparedModel(
@@ -132,21 +132,21 @@ def _read_hugging_face_folder(folder: Path, name: str) -> tuple[PreparedModel, s
     text_config = _object(config, "text_config") or config
     context_length = next((text_config[key] for key in _CONTEXT_LENGTH_KEYS if text_config.get(key)), None)
     vocab_size = text_config.get("vocab_size")
-    if type(context_length) is not int or type(vocab_size) is not int:
+    if not _is_count(context_length) or not _is_count(vocab_size):
         raise _unsupported(folder, f"config.json has no vocab_size or none of {list(_CONTEXT_LENGTH_KEYS)}")
 
     bos_token_id = _token_id(tokenizer, tokenizer_config.get("bos_token"))
     if bos_token_id is None:
-        bos_token_id = next(iter(_ids(text_config.get("bos_token_id"))), None)
-    ends = {*_ids(text_config.get("eos_token_id")), *_ids(config.get("eos_token_id"))}
-    ends |= set(_ids(generation_config.get("eos_token_id")))
+        bos_token_id = next(iter(_ids(text_config.get("bos_token_id"), vocab_size)), None)
+    sources = (text_config, config, generation_config)
+    ends = {token_id for source in sources for token_id in _ids(source.get("eos_token_id"), vocab_size)}
     end_of_tokenizer = _token_id(tokenizer, tokenizer_config.get("eos_token"))
     if end_of_tokenizer is not None:
         ends.add(end_of_tokenizer)
     prepared = PreparedModel(
         name=name,
         weights=str(folder),
-        architecture=str((config.get("architectures") or [config.get("model_type")])[0]),
+        architecture=_architecture(config),
         quantization=str(_object(config, "quantization_config").get("quant_method") or _dtype(text_config)),
         context_length=context_length,
         vocab_size=vocab_size,
@@ -219,10 +219,19 @@ def _token_id(tokenizer: Tokenizer, token: object) -> int | None:
     return None if text is None else tokenizer.token_to_id(text)
 
 
-def _ids(value: object) -> list[int]:
-    """`eos_token_id` is an id, a list of ids, or null."""
+def _ids(value: object, vocab_size: int) -> list[int]:
+    """`eos_token_id` is an id, a list of ids, or null; one that the model cannot produce means nothing."""
     values = value if isinstance(value, list) else [value]
-    return [token_id for token_id in values if type(token_id) is int]
+    return [token_id for token_id in values if type(token_id) is int and 0 <= token_id < vocab_size]
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 1 << 31
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0] if isinstance(names, list) and names else config.get("model_type"))
 
 
 def _dtype(config: dict[str, Any]) -> str:

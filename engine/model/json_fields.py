@@ -6,7 +6,7 @@ Owns what each refusal says. Knows no model.
 import math
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from pagedd.engine.errors import EngineError
 
@@ -38,9 +38,9 @@ class JsonFields:
         """A whole number from 1 to `most`; has to be there if there is no `default`."""
         value = self._raw.get(name)
         value = default if value is None else value
-        if not _is_whole(value) or not 1 <= value <= most:
-            raise _no(name, value, f"a whole number from 1 to {most}")
-        return int(value)
+        if _is_whole(value) and 1 <= value <= most:
+            return value
+        raise _no(name, value, f"a whole number from 1 to {most}")
 
     def ids(self, name: str) -> tuple[int, ...]:
         """One token id or a list of them; () where there is none."""
@@ -111,7 +111,7 @@ def shown(value: object) -> str:
     return reprlib.repr(value)
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

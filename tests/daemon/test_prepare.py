@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +277,30 @@ def test_a_file_of_another_form_is_refused_by_name(
     error = refusal(hugging_face_folder, root)
     assert error.code == "unsupported_model"
     assert name in error.message
+
+
+@pytest.mark.parametrize("value", ["", [], {}, [[]], {"a": 1}, True, 1.5, -1, 10**400, "x", [10**400]])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_value_of_any_wrong_kind_is_refused_or_means_nothing(
+    hugging_face_folder: Path, root: Path, name: str, value: object
+) -> None:
+    keys = ("architectures", "max_position_embeddings", "vocab_size", "eos_token_id", "dtype", "text_config")
+    ours = (*keys, "model_type", "quantization_config", "bos_token", "eos_token", "chat_template", "add_bos_token")
+    path = hugging_face_folder / name
+    before = path.read_bytes()
+    for key in (*ours, "unk_token", "bos_token_id"):
+        path.write_bytes(before)
+        change_json(path, **{key: value})
+        with suppress_code("unsupported_model"):
+            prepared = load_prepared(prepare(hugging_face_folder, root))
+            assert all(0 <= token_id < prepared.vocab_size for token_id in prepared.eos_token_ids)
+
+
+@contextmanager
+def suppress_code(code: str) -> Iterator[None]:
+    """Another refusal than that is a failure."""
+    try:
+        yield
+    except PageddError as error:
+        if error.code != code:
+            raise

@@ -49,15 +49,20 @@ class Program:
         frame = FakeEngine().frame()
         frame.interval_s = FAR_S
         publisher.send(encode(frame))
-        self.expect("fragmentation")
+        self.expect(b"fragmentation")
 
     def type(self, keys: bytes) -> None:
         os.write(self._terminal, keys)
 
-    def expect(self, word: str) -> None:
-        """Reads until that is written."""
+    def expect(self, word: bytes, after: bytes = b"") -> None:
+        """Reads until `word` is written, `after` that."""
         start = len(self._seen)
-        self._read_until(lambda: word.encode() in self._seen[start:])
+        self._read_until(lambda: word in self._seen[start:] and after in self._seen[start : self._seen.rindex(word)])
+
+    def go_on(self) -> None:
+        """Returns when it has taken the terminal anew and drawn: what is typed before that is lost."""
+        self.process.send_signal(signal.SIGCONT)
+        self.expect(b"fragmentation", after=b"\x1b[?1049h")
 
     def status(self) -> int:
         """What it ends with; it cannot as long as nobody reads what it writes."""
@@ -158,12 +163,12 @@ def test_while_nobody_types_and_no_frame_is_due_it_sleeps(program: Program) -> N
 
 def test_an_escape_alone_is_a_key_and_bytes_that_are_no_text_end_nothing(program: Program) -> None:
     program.type(b"?")
-    program.expect("Keys")
+    program.expect(b"Keys")
     program.type(b"\x1b")
-    program.expect("fragmentation")
+    program.expect(b"fragmentation")
     program.type(b"\xff\xfe\x1b[")
     program.type(b"B5")
-    program.expect("Events")
+    program.expect(b"Events")
     program.type(b"q")
     assert program.status() == 0
 
@@ -187,14 +192,12 @@ def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(program: Program, n
 
 def test_whatever_stopped_it_it_goes_on_and_leaves_the_terminal_as_it_was(program: Program) -> None:
     program.stop(signal.SIGSTOP)
-    program.process.send_signal(signal.SIGCONT)
-    program.expect("fragmentation")
+    program.go_on()
     for _ in range(2):
         program.type(b"\x1a")
         program.await_stop()
         assert program.is_plain(), "a shell has it now"
-        program.process.send_signal(signal.SIGCONT)
-        program.expect("fragmentation")
+        program.go_on()
     program.type(b"q")
     assert program.status() == 0
     assert program.is_plain()
