@@ -230,6 +230,7 @@ def test_the_real_model_gives_the_same_tokens_running_ahead(model_gguf) -> None:
             model=str(model_gguf), num_blocks=64, async_scheduling=mode, num_speculative_tokens=0, num_threads=1
         )
         engine, _ = create_engine(config, lambda share, what: None)
+        assert engine._runner.runs_ahead == (mode == "on")
         for number, prompt in enumerate(prompts):
             params = SamplingParams(max_tokens=12, **kinds[number])
             engine.add(Request(request_id=str(number), prompt_token_ids=prompt, params=params))
