@@ -54,6 +54,7 @@ def measure(
     num_steps: int,
     num_warmup_steps: int,
     temperature: float = 0.0,
+    top_p: float = 1.0,
     seed: int = 7,
 ) -> StepTimes:
     """Decodes `batch_size` sequences of about `context_len` tokens together. The engine is idle before and after.
@@ -70,7 +71,7 @@ def measure(
             Request(
                 request_id=str(number),
                 prompt_token_ids=[draw.randrange(10, vocab_size) for _ in range(num_prompt_tokens)],
-                params=SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=number),
+                params=SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=number),
             )
         )
     try:
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="measured at each size (default %(default)s)")
     parser.add_argument("--warmup", type=int, default=10, help="decode steps before that (default %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default %(default)s)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of drawn tokens (default %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the line of JSON there")
     args = parser.parse_args()
 
@@ -177,6 +179,7 @@ def run(args: argparse.Namespace, batches: Sequence[int]) -> tuple[list[dict[str
             num_steps=args.steps,
             num_warmup_steps=args.warmup,
             temperature=args.temperature,
+            top_p=args.top_p,
         )
         for batch_size in batches
     ]
@@ -189,6 +192,7 @@ def run(args: argparse.Namespace, batches: Sequence[int]) -> tuple[list[dict[str
         "model_bytes": info.model_bytes,
         "steps": args.steps,
         "temperature": args.temperature,
+        "top_p": args.top_p,
         "by_batch_size": {
             times.batch_size: {
                 "context_len": times.context_len,

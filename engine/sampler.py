@@ -38,8 +38,8 @@ from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.staging import to_device
 from pagedd.engine.step import Sampled
-from pagedd.kernels import ops
-from pagedd.kernels.ranking import best_first, best_tokens, rank_keys, token_ids
+from pagedd.kernels.ranking import best_tokens
+from pagedd.kernels.token_draw import ONE, Choices, draw_tokens, rank_tokens
 
 # The most that `Sampler.draw` holds beside the logits it is given, where every row has penalties, top_p and
 # log-probabilities. With a `keep_best` that sorts 72, measured on a CPU; without 26, counted, when the best few are
@@ -47,7 +47,6 @@ from pagedd.kernels.ranking import best_first, best_tokens, rank_keys, token_ids
 _BYTES_PER_LOGIT_SORTED = 80
 _BYTES_PER_LOGIT = 32
 
-_ONE = 1 << 40  # weight of the most likely token
 MAX_VOCAB_SIZE = (1 << 23) - 1  # so that the sum of a row's weights stays below 2⁶³
 
 
@@ -127,38 +126,26 @@ def _choose_alike(
         [sequence.choice_index for sequence in sequences],
         [sequence.num_tokens + guessed for sequence, guessed in zip(sequences, ahead, strict=True)],
     )
-    temperatures, limits, floors, shares, draws_there = to_device(
+    temperatures, limits, shares, floors, draws_there = to_device(
         [
             np.array([p.temperature for p in params], dtype=np.float32),
             np.array([min(p.top_k, vocab_size) or vocab_size for p in params], dtype=np.int64),
-            np.array([int(p.min_p * _ONE) for p in params], dtype=np.int64),
             np.array([p.top_p for p in params], dtype=np.float64),
+            np.array([int(p.min_p * ONE) for p in params], dtype=np.int64),
             draws,
         ],
         logits.device,
     )
-    weights = _weights(logits, temperatures)
-    if kind == "filtered":
-        ops.keep_best(logits, weights, limits, shares)
-    if any(p.min_p > 0 for p in params):
-        weights.masked_fill_(weights < floors[:, None], 0)
-    return _invert_cdf(weights, draws_there)
-
-
-def _weights(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """exp((logit − highest) / temperature) × 2⁴⁰, truncated, [num_rows, vocab_size] int64."""
-    # The highest is subtracted before dividing, so a tiny temperature gives 0 and −inf, never +inf or NaN.
-    temperature = temperatures[:, None].clamp_min(torch.finfo(torch.float32).tiny)
-    relative = (logits - logits.amax(dim=1, keepdim=True)).div_(temperature)
-    return relative.exp_().mul_(_ONE).long()
-
-
-def _invert_cdf(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Each row's first token whose cumulative weight exceeds draw × total. `draws` is [num_rows] float64 in [0, 1)."""
-    cumulative = weights.cumsum(dim=1)
-    total = cumulative[:, -1]
-    target = torch.minimum((draws * total).long(), total - 1)
-    return torch.searchsorted(cumulative, target[:, None], right=True).flatten().clamp_max(weights.shape[1] - 1)
+    choices = Choices(
+        temperatures=temperatures,
+        limits=limits,
+        shares=shares,
+        floors=floors,
+        draws=draws_there,
+        is_limited=kind == "filtered",
+        has_floors=any(p.min_p > 0 for p in params),
+    )
+    return draw_tokens(logits, choices)
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequence]) -> DrawnLogprobs | None:
@@ -167,13 +154,9 @@ def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequen
     widths = {row: width for row, width in wanted.items() if width is not None}
     if not widths:
         return None
-    vocab_size, rows = logits.shape[1], list(widths)
+    rows = list(widths)
     (place,) = to_device([np.array(rows, dtype=np.int64)], logits.device)
     logits = logits[place]
-    normalizer = logits.logsumexp(dim=1, keepdim=True)
-    width = min(max(widths.values()), vocab_size)
-    ids = tokens[place, None]
-    if width:
-        best_ids = token_ids(best_first(rank_keys(logits), width), vocab_size)
-        ids = torch.cat([ids, best_ids], dim=1)
+    best_ids, normalizer = rank_tokens(logits, min(max(widths.values()), logits.shape[1]))
+    ids = torch.cat([tokens[place, None], best_ids], dim=1)
     return DrawnLogprobs(rows, list(widths.values()), ids, logits.gather(1, ids) - normalizer)

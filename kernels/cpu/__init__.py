@@ -58,6 +58,11 @@ def load() -> ModuleType:
         raise KernelsUnavailableError(f"building in {folder} failed: {error}") from error
 
 
+def loaded() -> ModuleType | None:
+    """The extension if this process has loaded it: where it serves, or could not be had, that has been found out."""
+    return load() if load.cache_info().currsize else None
+
+
 def _import(library: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(build.NAME, library)
     if spec is None or spec.loader is None:

@@ -1,7 +1,9 @@
-// What Python sees: packed weights, and a decoder that runs over torch tensors. The only file that includes torch.
+// What Python sees: packed weights, a decoder that runs over torch tensors, and draws from its logits. The only file that
+// includes torch.
 #include <torch/extension.h>
 
 #include "decoder.h"
+#include "sampling.h"
 #include "wide_product.h"
 
 namespace pagedd::cpu {
@@ -112,6 +114,62 @@ struct PackedLinear {
   }
 };
 
+constexpr int kLeastRowsOfThread = 4;  // a row takes a tenth of a millisecond, waking a thread may take as long
+
+const float* logits_of(const torch::Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1 && logits.device().is_cpu() &&
+                  logits.scalar_type() == torch::kFloat32,
+              "logits: rows of float32 on the CPU are expected");
+  return logits.data_ptr<float>();
+}
+
+// Calls use(row, scratch) for each row, on torch's threads.
+template <class Use>
+void for_each_row(int64_t num_rows, Use use) {
+  const pybind11::gil_scoped_release release;
+  at::parallel_for(0, num_rows, kLeastRowsOfThread, [&](int64_t begin, int64_t end) {
+    SamplingScratch scratch;
+    for (int64_t row = begin; row < end; ++row) use(row, scratch);
+  });
+}
+
+// Of logits [rows, vocabulary] float32 and each row's Choice: token ids, [rows] int64.
+torch::Tensor draw_tokens(const torch::Tensor& logits, const torch::Tensor& temperatures, const torch::Tensor& limits,
+                          const torch::Tensor& shares, const torch::Tensor& floors, const torch::Tensor& draws) {
+  const float* const values = logits_of(logits);
+  const int64_t num_rows = logits.size(0);
+  for (const auto& tensor : {temperatures, limits, shares, floors, draws})
+    TORCH_CHECK(tensor.numel() == num_rows, "a choice for each of ", num_rows, " rows is expected");
+  const float* const temperature = data<float>(temperatures, torch::kFloat32, "temperatures");
+  const int64_t* const limit = data<int64_t>(limits, torch::kInt64, "limits");
+  const double* const share = data<double>(shares, torch::kFloat64, "shares");
+  const int64_t* const floor = data<int64_t>(floors, torch::kInt64, "floors");
+  const double* const draw = data<double>(draws, torch::kFloat64, "draws");
+  auto tokens = torch::empty({num_rows}, torch::kInt64);
+  auto* const token = tokens.data_ptr<int64_t>();
+  for_each_row(num_rows, [&](int64_t row, SamplingScratch& scratch) {
+    token[row] = draw_token(values + row * logits.stride(0), int(logits.size(1)),
+                            {temperature[row], limit[row], share[row], floor[row], draw[row]}, scratch);
+  });
+  return tokens;
+}
+
+// Of logits [rows, vocabulary] float32: ids of the best, [rows, width] int64, and log Σ exp, [rows, 1] float32.
+std::pair<torch::Tensor, torch::Tensor> rank_tokens(const torch::Tensor& logits, int width) {
+  const float* const values = logits_of(logits);
+  const int64_t num_rows = logits.size(0);
+  TORCH_CHECK(0 <= width && width <= logits.size(1), "width ", width, ": 0 to the vocabulary's ", logits.size(1),
+              " are expected");
+  auto ids = torch::empty({num_rows, width}, torch::kInt64);
+  auto normalizers = torch::empty({num_rows, 1});
+  auto* const id = ids.data_ptr<int64_t>();
+  auto* const normalizer = normalizers.data_ptr<float>();
+  for_each_row(num_rows, [&](int64_t row, SamplingScratch& scratch) {
+    normalizer[row] = best_tokens(values + row * logits.stride(0), int(logits.size(1)), width, id + row * width, scratch);
+  });
+  return {ids, normalizers};
+}
+
 class TorchDecoder {
  public:
   TorchDecoder(int hidden_size, int intermediate_size, int num_heads, int num_kv_heads, int head_dim, float eps,
@@ -213,6 +271,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("multiply", &PackedLinear::multiply_rows, py::arg("x"), py::arg("may_be_wide") = false,
            py::arg("epilogue") = "store", py::arg("y") = py::none())
       .def("row", &PackedLinear::row, py::arg("index"));
+  module.def("draw_tokens", &draw_tokens, py::arg("logits"), py::arg("temperatures"), py::arg("limits"),
+             py::arg("shares"), py::arg("floors"), py::arg("draws"));
+  module.def("rank_tokens", &rank_tokens, py::arg("logits"), py::arg("width"));
   py::class_<TorchDecoder>(module, "Decoder")
       .def(py::init<int, int, int, int, int, float, std::shared_ptr<PackedLinear>, torch::Tensor,
                     std::shared_ptr<PackedLinear>>(),

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 NAME = "pagedd_cpu"
-PARTS = ("bindings", "decoder", "linear", "wide_product", "packing", "attention", "rope_kv")
+PARTS = ("bindings", "decoder", "linear", "wide_product", "packing", "attention", "rope_kv", "sampling")
 # Maybe-uninitialized: GCC 12 reports its own AVX-512 headers.
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-Wno-maybe-uninitialized"]
 FOLDER = Path(__file__).parent

@@ -1,5 +1,9 @@
 """Sequences and their rows of logits, as a sampler gets them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import torch
 
 from pagedd.engine.request import Request
@@ -7,6 +11,17 @@ from pagedd.engine.sampler import Sampler
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.engine.step import Sampled
+from pagedd.kernels import cpu
+
+# How a CPU draws: by torch's operations, or by the C++ extension.
+WAYS = ("torch", "C++")
+
+
+@contextmanager
+def drawing_by(way: str) -> Iterator[None]:
+    extension = cpu.load() if way == "C++" else None
+    with patch.object(cpu, "loaded", lambda: extension):
+        yield
 
 
 def make_sequence(

@@ -15,7 +15,7 @@ from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.sequence import Sequence
 from pagedd.kernels import ranking
 
-from .sampling import drawn, make_sequence
+from .sampling import WAYS, drawing_by, drawn, make_sequence
 
 PARAMS = st.builds(
     SamplingParams,
@@ -49,15 +49,16 @@ def random_logits(num_rows: int, seed: int) -> torch.Tensor:
     return (logits * 4).round() / 4
 
 
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SEQUENCES, min_size=1, max_size=6), st.integers(0, 2**31), st.sampled_from([5, 1024]))
-def test_any_batch_equals_the_row_by_row_reference(sequences: list[Sequence], seed: int, narrow: int):
+def test_any_batch_equals_the_row_by_row_reference(way: str, sequences: list[Sequence], seed: int, narrow: int):
     logits = random_logits(len(sequences), seed)
-    with patch.object(ranking, "_NARROW", narrow):
+    with drawing_by(way), patch.object(ranking, "_NARROW", narrow):
         sampled = Sampler().sample(logits, sequences)
     for row, sequence, got in zip(logits.tolist(), sequences, sampled, strict=True):
         assert got.error_code is None
-        assert got.token_id == reference_token(row, sequence)
+        assert got.token_id in reference_tokens(row, sequence, way)
         if sequence.request.params.num_logprobs is None:
             assert got.logprobs is None
         else:
@@ -68,21 +69,30 @@ def test_any_batch_equals_the_row_by_row_reference(sequences: list[Sequence], se
             assert [p for _, p in got.logprobs.top] == pytest.approx([p for _, p in top], abs=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{"top_k": 1500}, {"top_p": 0.2}, {"top_p": 0.95}, {"top_k": 2900, "top_p": 0.999}])
-def test_filters_that_need_more_than_the_narrow_ranking_are_exact(changes: dict):
-    logits = torch.rand(4, 3000, generator=torch.Generator().manual_seed(3))
-    sequences = [make_sequence(drawn(seed=seed, **changes)) for seed in range(4)]
-    assert [s.token_id for s in Sampler().sample(logits, sequences)] == [
-        reference_token(row.tolist(), sequence) for row, sequence in zip(logits, sequences, strict=True)
-    ]
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("spread", [1.0, 8.0, 40.0])
+@pytest.mark.parametrize(
+    "changes", [{}, {"top_k": 1500}, {"top_p": 0.2}, {"top_p": 0.95}, {"top_k": 2900, "top_p": 0.999}, {"min_p": 0.5}]
+)
+def test_long_rows_are_exact_however_many_tokens_have_to_be_looked_at(way: str, spread: float, changes: dict):
+    logits = torch.rand(5, 3001, generator=torch.Generator().manual_seed(3)) * spread
+    sequences = [make_sequence(drawn(seed=seed, **changes)) for seed in range(5)]
+    with drawing_by(way):
+        sampled = Sampler().sample(logits, sequences)
+    for row, sequence, got in zip(logits.tolist(), sequences, sampled, strict=True):
+        assert got.token_id in reference_tokens(row, sequence, way)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=30, deadline=None)
 @given(SEQUENCES, st.lists(SEQUENCES, min_size=31, max_size=31), st.integers(0, 31), st.integers(0, 2**31))
-def test_a_row_is_the_same_alone_and_among_31_others(sequence: Sequence, others: list[Sequence], at: int, seed: int):
+def test_a_row_is_the_same_alone_and_among_31_others(
+    way: str, sequence: Sequence, others: list[Sequence], at: int, seed: int
+):
     logits = random_logits(32, seed)
-    alone = Sampler().sample(logits[at : at + 1], [sequence])[0]
-    among_others = Sampler().sample(logits, [*others[:at], sequence, *others[at:]])[at]
+    with drawing_by(way):
+        alone = Sampler().sample(logits[at : at + 1], [sequence])[0]
+        among_others = Sampler().sample(logits, [*others[:at], sequence, *others[at:]])[at]
     assert among_others.token_id == alone.token_id
 
 
@@ -117,7 +127,13 @@ def test_a_preempted_sequence_continues_as_if_nothing_happened():
     assert resumed.token_ids == straight.token_ids
 
 
-def reference_token(row: list[float], sequence: Sequence) -> int:
+def reference_tokens(row: list[float], sequence: Sequence, way: str) -> set[int]:
+    """The token; in C++, whose exponential is another, also that of a random number or a share just beside it."""
+    nudges = (1.0,) if way == "torch" else (1.0, 1 - 2e-6, 1 + 2e-6)
+    return {reference_token(row, sequence, of_draw, of_share) for of_draw in nudges for of_share in nudges}
+
+
+def reference_token(row: list[float], sequence: Sequence, of_draw: float = 1.0, of_share: float = 1.0) -> int:
     params = sequence.request.params
     logits = np.array(row, dtype=np.float32)
     output = sequence.output_token_ids
@@ -141,7 +157,7 @@ def reference_token(row: list[float], sequence: Sequence) -> int:
     weights = [int(w * 2**40) for w in relative.exp().tolist()]
     kept = ranking[: params.top_k or None]
     if params.top_p < 1:
-        wanted = params.top_p * sum(weights[i] for i in kept)
+        wanted = params.top_p * of_share * sum(weights[i] for i in kept)
         reached, count = 0, 0
         while count == 0 or (reached < wanted and count < len(kept)):
             reached += weights[kept[count]]
@@ -151,7 +167,7 @@ def reference_token(row: list[float], sequence: Sequence) -> int:
 
     u = float(uniforms([params.seed], [sequence.choice_index], [sequence.num_tokens])[0])
     total = sum(weights[i] for i in kept)
-    target = min(int(u * total), total - 1)
+    target = min(int(u * of_draw * total), total - 1)
     reached = 0
     for token_id in sorted(kept):
         reached += weights[token_id]
