@@ -59,6 +59,50 @@ def test_a_build_that_fails_says_why_and_leaves_nothing_to_load(folder: Path, mo
     assert not list(folder.glob("build-*"))
 
 
+@pytest.mark.parametrize("torn", [b"", b"bui", bytes(5)])
+def test_a_library_that_is_not_as_it_was_built_is_built_anew_and_never_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
+) -> None:
+    imported: list[bytes] = []
+
+    def read(library: Path) -> ModuleType:
+        imported.append(library.read_bytes())
+        return ModuleType(library.stem)
+
+    monkeypatch.setattr(cpp_extension, "load", fake_torch_load)
+    monkeypatch.setattr(cpu, "_import", read)
+    cpu.load()
+    (folder / "pagedd_cpu.so").write_bytes(torn)
+    cpu.load.cache_clear()
+    cpu.load()
+    assert imported == [b"built", b"built"]
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cpu, "load", functools.cache(cpu.load.__wrapped__))
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(cpu.KernelsUnavailableError, match="set CACHE_DIRECTORY or XDG_CACHE_HOME"):
+        cpu.load()
+
+
+@pytest.mark.parametrize("compiler", ["", "true -v", "'true"])
+def test_a_compiler_may_be_a_command_of_several_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    monkeypatch.setattr(cpp_extension, "load", fake_torch_load)
+    monkeypatch.setenv("CXX", compiler)
+    if compiler.count("'") == 1:
+        with pytest.raises(cpu.KernelsUnavailableError, match="No closing quotation"):
+            cpu.load()
+    else:
+        assert cpu.load().__name__ == "pagedd_cpu"
+
+
 def wait_for(condition: Any) -> None:
     deadline_s = time.monotonic() + 60
     while not condition():
