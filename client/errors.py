@@ -72,6 +72,7 @@ ERROR_KINDS: dict[str, ErrorKind] = {
     "invalid_setting": ErrorKind(400, "A setting has a value outside its documented range."),
     "already_running": ErrorKind(409, "Another daemon serves that runtime directory."),
     "model_unavailable": ErrorKind(404, "The model is not on disk and could not be fetched."),
+    "model_in_use": ErrorKind(409, "A daemon serves the model that was to be removed."),
     "checksum_mismatch": ErrorKind(500, "A fetched file is not the one that was asked for."),
     "unsupported_model": ErrorKind(400, "The model needs something that pagedd does not implement exactly."),
     "device_unavailable": ErrorKind(503, "The device does not compute now: no driver, or the card is lost."),

@@ -6,6 +6,7 @@ import os
 EXIT_INTERRUPTED = 130
 MODEL_STATUSES = {
     "checksum_mismatch": os.EX_DATAERR,
+    "model_in_use": os.EX_TEMPFAIL,
     "model_unavailable": os.EX_UNAVAILABLE,
     "unsupported_model": os.EX_CONFIG,
     "unsupported_device": os.EX_CONFIG,

@@ -14,6 +14,7 @@ from pagedd.client.errors import PageddError
 from pagedd.client.nearest import did_you_mean
 from pagedd.client.render import table
 from pagedd.daemon.files import file_lock, reason
+from pagedd.daemon.model_use import is_used
 from pagedd.daemon.models import KNOWN_MODELS, cache_directory, name_of_folder
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.wall_clock import unix_s
@@ -51,8 +52,8 @@ def kept_models() -> list[KeptModel]:
 def remove_model(name: str) -> list[KeptModel]:
     """Removes it, whole or not, with what was prepared of it; returns what is gone.
 
-    No daemon may serve it: the engine of one would not find its weights when it starts again. Raises
-    `PageddError("model_unavailable")`.
+    Raises `PageddError`: model_unavailable, or model_in_use while a daemon serves it, whose engine would not find its
+    weights when it starts again.
     """
     kept = kept_models()
     known = KNOWN_MODELS.get(name.lower())
@@ -64,12 +65,15 @@ def remove_model(name: str) -> list[KeptModel]:
     for model in found:
         # Whoever fetches it just now comes first.
         with file_lock(model.folder.with_name(f"{_stem(model.folder)}.lock")):
-            for folder in (*model.prepared, model.folder):
-                try:
+            try:
+                if is_used(model.folder):
+                    why = f"a daemon serves {model.name}; stop it, or have it `load` another first"
+                    raise PageddError("model_in_use", why)
+                for folder in (*model.prepared, model.folder):
                     shutil.rmtree(folder)
-                except OSError as error:
-                    why = f"{folder} cannot be removed: {reason(error)}"
-                    raise PageddError("model_unavailable", why) from error
+            except OSError as error:
+                why = f"{model.folder} cannot be removed: {reason(error)}"
+                raise PageddError("model_unavailable", why) from error
     return found
 
 

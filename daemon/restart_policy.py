@@ -21,7 +21,7 @@ MAX_FAILED_LOADS = 3
 _AWAY_CODES = frozenset({"device_unavailable", "out_of_memory", "no_kv_memory"})
 # What the CPU can serve in spite of, where it may.
 FALLBACK_CODES = _AWAY_CODES | {"unsupported_device"}
-# Starting again would end the same way.
+# Starting again would end the same way. Once it has served, it did not always: files come back, settings are mended.
 _PERMANENT_CODES = frozenset(
     {
         "invalid_setting",
@@ -76,7 +76,7 @@ class RestartPolicy:
         if code == "unsupported_device" and self._can_fall_back and not self.has_fallen_back:
             self.has_fallen_back = True
             return 0.0
-        if code in _PERMANENT_CODES:
+        if code in _PERMANENT_CODES and not self._has_served:
             return None
         self._num_failed_loads += 1
         if not self._has_served and self._num_failed_loads >= MAX_FAILED_LOADS:

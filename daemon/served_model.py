@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from pagedd.client.protocol import Chat, Generate
+from pagedd.daemon.model_use import ModelUse
 from pagedd.daemon.prepared import load_prepared
 from pagedd.daemon.text.chat_template import ChatTemplate
 from pagedd.daemon.text.tokenizer import TextTokenizer
@@ -39,6 +40,7 @@ class ServedModel:
         Raises `PageddError("unsupported_model")` for a tokenizer that cannot be handled exactly.
         """
         self.prepared = load_prepared(folder)
+        self._use = ModelUse(Path(self.prepared.weights))
         # A file's name may hold anything.
         self.name = name or "".join(char if char.isprintable() else "?" for char in self.prepared.name)
         self.tokenizer = TextTokenizer(folder, self.prepared)
@@ -78,10 +80,11 @@ class ServedModel:
         self.close()
 
     def close(self) -> None:
-        """Ends threads and the template's process; what waits in them is dropped."""
+        """Ends threads and the template's process; what waits in them is dropped. The model may be removed then."""
         for threads in (self._text_threads, self._chat_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         self._chat_template.close()
+        self._use.close()
 
 
 async def _in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

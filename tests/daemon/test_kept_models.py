@@ -9,7 +9,9 @@ from pagedd.client.errors import PageddError
 from pagedd.daemon import cli, models
 from pagedd.daemon.kept_models import kept_models, models_table, remove_model
 from pagedd.daemon.model_download import HubModel, WheelModel
+from pagedd.daemon.model_use import ModelUse, is_used
 from pagedd.daemon.models import pull_model, resolve_model
+from pagedd.daemon.served_model import ServedModel
 
 DAY_S = 86_400
 
@@ -68,6 +70,29 @@ def test_a_removed_model_is_gone_with_what_was_prepared_of_it_and_the_others_sta
     assert [model.name for model in kept_models()] == ["Org/A-b:sub/c.gguf"]
     assert not [path for path in (cache / "prepared").iterdir() if path.is_dir()]
     assert model_gguf.exists()
+
+
+@pytest.mark.usefixtures("fetched")
+def test_a_model_that_a_daemon_serves_stays_until_it_serves_another(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = ServedModel(resolve_model("default"), None)
+    assert cli.main(["models", "remove", "default"]) == os.EX_TEMPFAIL
+    assert "model_in_use: a daemon serves SmolLM2-135M-Instruct; stop it, or" in capsys.readouterr().err
+    assert len(kept_models()) == 3
+    served.close()
+    assert cli.main(["models", "remove", "default"]) == 0
+
+
+def test_a_model_in_a_folder_below_counts_and_one_that_is_not_there_is_served_by_nobody(tmp_path: Path) -> None:
+    weights = tmp_path / "model" / "sub" / "c.gguf"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    uses = [ModelUse(weights), ModelUse(weights.parent), ModelUse(tmp_path / "gone" / "d.gguf")]
+    for use in uses:
+        assert is_used(tmp_path / "model") is (use is not uses[2])
+        use.close()
+        use.close()
 
 
 @pytest.mark.usefixtures("fetched")
