@@ -44,6 +44,7 @@ class Measured:
     Attributes:
         first_token_s: of each request whose first token came in that time, since it was asked.
         latency_s: the same of each that ended.
+        ended_s: when, by the clock.
         error: why it broke off, empty when it did not.
     """
 
@@ -58,6 +59,7 @@ class Measured:
     sum_used_blocks: int = 0
     first_token_s: list[float] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
     error: str = ""
 
     @property
@@ -66,7 +68,11 @@ class Measured:
 
     @property
     def requests_per_s(self) -> float:
-        return len(self.latency_s) / self.seconds if self.seconds else 0.0
+        """From one moment at which requests ended to the last: many may end together, and seldom."""
+        if not self.ended_s or self.ended_s[-1] == self.ended_s[0]:
+            return 0.0
+        first_s, last_s = self.ended_s[0], self.ended_s[-1]
+        return sum(ended_s > first_s for ended_s in self.ended_s) / (last_s - first_s)
 
     @property
     def mean_running(self) -> float:
@@ -150,6 +156,7 @@ def _note(measured: Measured, one: _Live, output: SequenceOutput, now_s: float) 
         measured.num_cached_tokens += output.num_cached_tokens
     if output.finish_reason is not None:
         measured.latency_s.append(now_s - one.asked_s)
+        measured.ended_s.append(now_s)
 
 
 def _note_step(measured: Measured, stats: EngineStats, before: EngineStats) -> None:

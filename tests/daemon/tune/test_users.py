@@ -3,7 +3,9 @@
 import itertools
 from collections.abc import Callable, Iterator
 
-from pagedd.daemon.tune.users import Asked, User, measure
+import pytest
+
+from pagedd.daemon.tune.users import Asked, Measured, User, measure
 from pagedd.engine.config import SchedulerConfig
 from pagedd.engine.engine import Engine
 from pagedd.engine.kv.block_manager import BlockManager
@@ -78,3 +80,11 @@ def test_users_who_share_what_they_ask_for_end_when_it_is_all_done() -> None:
 
     measured = measure(make_engine(), [take_from(backlog) for _ in range(2)], seconds=100, clock=ticking())
     assert len(measured.latency_s) == 5
+
+
+def test_requests_a_second_are_counted_from_one_end_to_another() -> None:
+    # Three batches of two, three seconds apart, in a time that is no multiple of that.
+    measured = Measured(seconds=8.0, ended_s=[1.0, 1.0, 4.0, 4.0, 7.0, 7.0])
+    assert measured.requests_per_s == pytest.approx(2 / 3)
+    assert Measured(seconds=8.0).requests_per_s == 0.0
+    assert Measured(seconds=8.0, ended_s=[1.0, 1.0]).requests_per_s == 0.0
