@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -185,7 +186,7 @@ def _make_decoder(
     if obstacle is None:
         progress(0.0, "C++ kernels")
         try:
-            extension = cpu.load()
+            extension = _load_extension()
         except cpu.KernelsUnavailableError as error:
             obstacle = str(error)
         else:
@@ -195,7 +196,7 @@ def _make_decoder(
             refuse_unfit(settings, config.max_position, CPP_KV_FORMS)
             in_cpp = CpuDecoder(extension, config, checkpoint, form, progress)
             sizes = ", ".join(f"{size / 2**20:.0f} MiB {name}" for name, size in in_cpp.forms.items())
-            log.info("the weights take %s; a step is one C++ call", sizes)
+            log.info("the weights take %s; a step is one C++ call, compiled for %s", sizes, extension.INSTRUCTIONS)
             return in_cpp
     _refuse_weight_form(settings, dtype, obstacle)
     refuse_unfit(settings, config.max_position, FORMS.keys())
@@ -253,6 +254,14 @@ def _refuse_what_cannot_be_launched(
     )
     if found is not None:
         raise EngineError("unsupported_model", found)
+
+
+def _load_extension() -> ModuleType:
+    """Raises `KernelsUnavailableError` also where torch's own products are faster."""
+    extension = cpu.load()
+    if extension.INSTRUCTIONS is None:
+        raise cpu.KernelsUnavailableError("the C++ kernels' products are slow on a processor without AVX2")
+    return extension
 
 
 def _obstacle_to_cpp(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -7,6 +7,15 @@
 
 namespace pagedd::cpu {
 
+#if !PAGEDD_AVX512
+inline void store_all(Vec a, Vec b, Vec c, Vec d, float (&to)[4][kLanes]) {
+  a.store(to[0]);
+  b.store(to[1]);
+  c.store(to[2]);
+  d.store(to[3]);
+}
+#endif
+
 // Each four lanes of the result: the sums of the same four lanes of a, b, c and d.
 inline Vec sum_quarters(Vec a, Vec b, Vec c, Vec d) {
 #if PAGEDD_AVX512
@@ -16,13 +25,13 @@ inline Vec sum_quarters(Vec a, Vec b, Vec c, Vec d) {
   const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
   return {_mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))};
 #else
-  Vec result;
-  const Vec* x[] = {&a, &b, &c, &d};
+  float x[4][kLanes], result[kLanes];
+  store_all(a, b, c, d, x);
   for (int i = 0; i < kLanes; ++i) {
-    const float* lanes = x[i % 4]->v + i / 4 * 4;
-    result.v[i] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    const float* lanes = x[i % 4] + i / 4 * 4;
+    result[i] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
   }
-  return result;
+  return Vec::load(result);
 #endif
 }
 
@@ -34,13 +43,13 @@ inline Vec join_quarters(Vec a, Vec b, Vec c, Vec d) {
   };
   return {halves(halves(a.v, b.v), halves(c.v, d.v))};
 #else
-  Vec result;
-  const Vec* x[] = {&a, &b, &c, &d};
+  float x[4][kLanes], result[kLanes];
+  store_all(a, b, c, d, x);
   for (int i = 0; i < kLanes; ++i) {
-    const float* lanes = x[i / 4]->v + i % 4;
-    result.v[i] = (lanes[0] + lanes[4]) + (lanes[8] + lanes[12]);
+    const float* lanes = x[i / 4] + i % 4;
+    result[i] = (lanes[0] + lanes[4]) + (lanes[8] + lanes[12]);
   }
-  return result;
+  return Vec::load(result);
 #endif
 }
 

@@ -65,18 +65,7 @@ inline Vec exp2(Vec x) {
   Vec p = fma(Vec::all(0.001327647129073739f), r, Vec::all(0.009675540961325169f));
   for (float c : {0.05550713092088699f, 0.24022120237350464f, 0.6931469440460205f, 1.0000001192092896f})
     p = fma(p, r, Vec::all(c));
-#if PAGEDD_AVX512
   return scale_by_power_of_two(p, n);
-#else
-  for (int i = 0; i < kLanes; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, &p.v[i], 4);
-    bits += uint32_t(int32_t(n.v[i])) << 23;
-    std::memcpy(&p.v[i], &bits, 4);
-    p.v[i] = n.v[i] < -125.0f ? 0.0f : x.v[i] == x.v[i] ? p.v[i] : x.v[i];
-  }
-  return p;
-#endif
 }
 
 inline bool any_above(Vec x, float limit) {

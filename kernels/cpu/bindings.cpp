@@ -263,6 +263,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   namespace py = pybind11;
   module.def("pack", &pack, py::arg("weight"), py::arg("form"));
   module.def("pack_blocks", &pack_blocks, py::arg("q"), py::arg("scale"), py::arg("offset"), py::arg("form"));
+  module.attr("INSTRUCTIONS") = instructions();  // None: see linear.h
   // None: products have no wide form here.
   module.attr("LEAST_WIDE_ROWS") = kHasWideProduct ? py::object(py::int_(kLeastWideRows)) : py::none();
   py::class_<PackedLinear, std::shared_ptr<PackedLinear>>(module, "PackedLinear")

@@ -11,15 +11,6 @@
 
 namespace pagedd::cpu {
 
-// Integers between -128 and 127 → bytes.
-inline void store_bytes(Vec x, uint8_t* to) {
-#if PAGEDD_AVX512
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
-#else
-  for (int i = 0; i < kLanes; ++i) to[i] = uint8_t(int(x.v[i]));
-#endif
-}
-
 // Integers between 0 and 15 → 8 bytes, the even ones in the low halves.
 inline void store_nibbles(Vec x, uint8_t* to) {
   uint8_t bytes[kLanes];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "byte_dots.h"
 #include "quantized_row.h"
 #include "register_block.h"
 #include "vector_math.h"
@@ -84,28 +85,21 @@ Sums<rows, tiles> multiply_bfloat16(const uint8_t* const (&tile)[tiles], Inputs 
     }
   }
 #else
-  for (int t = 0; t < tiles; ++t) {
-    const auto* w = reinterpret_cast<const uint16_t*>(tile[t]);
-    for (int k = 0; k < x.in_features; ++k) {
-      float column[kTile];
-      for (int i = 0; i < kTile; ++i) column[i] = from_bfloat16(w[size_t(k / 2) * kTile * 2 + i * 2 + k % 2]);
-      for (int r = 0; r < rows; ++r) {
-        const float value = from_bfloat16(reinterpret_cast<const uint16_t*>(x.row(r))[k]);
-        sums.of[r][t] = fma(Vec::load(column), Vec::all(value), sums.of[r][t]);
-      }
+  const auto x_at = [&](int r, int k) { return from_bfloat16(reinterpret_cast<const uint16_t*>(x.row(r))[k]); };
+  for (int k = 0; k < x.in_features; k += 2) {
+    if (k % kGroup == 0) x.ahead.fetch(k / kGroup);
+#pragma GCC unroll 2
+    for (int t = 0; t < tiles; ++t) {
+      Vec first, second;
+      load_bfloat16_pairs(tile[t] + size_t(k) * kTile * 2, first, second);
+#pragma GCC unroll 6
+      for (int r = 0; r < rows; ++r)
+        sums.of[r][t] = fma(first, Vec::all(x_at(r, k)), fma(second, Vec::all(x_at(r, k + 1)), sums.of[r][t]));
     }
   }
 #endif
   return sums;
 }
-
-#if !PAGEDD_VNNI
-inline int value_at(const Int8Group& group, int k, int output) { return group.q[k / 4][output][k % 4]; }
-inline int value_at(const Int4Group& group, int k, int output) {
-  const uint8_t both = group.q[k % (kGroup / 2) / 4][output][k % 4];
-  return k < kGroup / 2 ? both & 15 : both >> 4;
-}
-#endif
 
 template <class Group, int rows, int tiles>
 Sums<rows, tiles> multiply_quantized(const uint8_t* const (&tile)[tiles], Inputs x, Sums<rows, tiles> sums) {
@@ -137,17 +131,9 @@ Sums<rows, tiles> multiply_quantized(const uint8_t* const (&tile)[tiles], Inputs
     for (int r = 0; r < rows; ++r)
       for (int t = 0; t < tiles; ++t) dots[r][t] = {_mm512_cvtepi32_ps(integers[r][t])};
 #else
-    for (int r = 0; r < rows; ++r)
-      for (int t = 0; t < tiles; ++t) {
-        const auto* values = reinterpret_cast<const int8_t*>(x.row(r)) + g * kGroup;
-        float lanes[kTile];
-        for (int output = 0; output < kTile; ++output) {
-          int dot = 0;
-          for (int k = 0; k < kGroup; ++k) dot += value_at(*group[t], k, output) * values[k];
-          lanes[output] = float(dot);
-        }
-        dots[r][t] = Vec::load(lanes);
-      }
+    const int8_t* values[rows];
+    for (int r = 0; r < rows; ++r) values[r] = reinterpret_cast<const int8_t*>(x.row(r)) + g * kGroup;
+    dots_of_group(group, values, dots);
 #endif
 #pragma GCC unroll 2
     for (int t = 0; t < tiles; ++t) {
@@ -195,6 +181,22 @@ constexpr Block kBlocks[kTilesAtOnce][kMaxRows] = {
 };
 
 }  // namespace
+
+const char* instructions() {
+#if PAGEDD_VNNI && PAGEDD_DPBF16
+  return "AVX-512 with VNNI and BF16";
+#elif PAGEDD_VNNI
+  return "AVX-512 with VNNI";
+#elif PAGEDD_AVX512
+  return "AVX-512";
+#elif PAGEDD_AVX2 && defined(__AVXVNNI__)
+  return "AVX2 with VNNI";
+#elif PAGEDD_AVX2
+  return "AVX2";
+#else
+  return nullptr;
+#endif
+}
 
 size_t prepared_row_bytes(Form form, int in_features) {
   const size_t in = size_t(in_features);

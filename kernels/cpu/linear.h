@@ -5,8 +5,8 @@
 //
 //   form      a tile holds, for k in steps                            product
 //   kFloat32  [in][16] float                                          FMA
-//   kBFloat16 [in / 2][16][2] bfloat16                                dpbf16ps, float sums
-//   kInt8     per 32 inputs: [8][16][4] uint8, 16 scales, 16 offsets  dpbusd, int32 sums per group
+//   kBFloat16 [in / 2][16][2] bfloat16                                dpbf16ps, else FMA; float sums
+//   kInt8     per 32 inputs: [8][16][4] uint8, 16 scales, 16 offsets  dpbusd, else maddubs; integer sums per group
 //   kInt4     per 32 inputs: [4][16][4] two nibbles, scales, offsets  the same after unpacking
 //
 // Quantized forms: weight = scale × q + offset with q unsigned, scale and offset float16: the numbers of a GGUF's own
@@ -22,6 +22,9 @@ namespace pagedd::cpu {
 
 constexpr int kTile = 16;   // outputs of a tile
 constexpr int kGroup = 32;  // inputs that share a scale
+
+// What this was compiled for; null where it is not worth using, as torch's own products are faster.
+const char* instructions();
 
 enum class Form { kFloat32, kBFloat16, kInt8, kInt4 };
 

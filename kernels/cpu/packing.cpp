@@ -35,7 +35,9 @@ float from_half(uint16_t bits) {
 // Asymmetric rounding of one group of 32 floats to `levels` steps above its minimum.
 void quantize_group(const float* w, int levels, uint8_t* q, uint16_t* scale, uint16_t* offset) {
   const auto [low, high] = std::minmax_element(w, w + kGroup);
-  *scale = to_half((*high - *low) / float(levels));
+  float none = 0;  // not a number if a weight is none, or infinite, and so must then be each result
+  for (int i = 0; i < kGroup; ++i) none += 0.0f * w[i];
+  *scale = to_half((*high - *low) / float(levels) + none);
   *offset = to_half(*low);
   const float step = from_half(*scale), start = from_half(*offset);
   for (int i = 0; i < kGroup; ++i)

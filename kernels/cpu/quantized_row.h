@@ -41,15 +41,8 @@ inline void quantize_row(const float* x, int in, uint8_t* prepared) {
     row.sums[g] = row.scales[g] * sum;
     row.starts[g] = is_number ? -kWideMiddle * int32_t(sum) : 0;
     int8_t* const values = row.values + g * kGroup;
-#if PAGEDD_AVX512
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(qa.v)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + kLanes), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(qb.v)));
-#else
-    for (int i = 0; i < kLanes; ++i) {
-      values[i] = int8_t(qa.v[i]);
-      values[kLanes + i] = int8_t(qb.v[i]);
-    }
-#endif
+    store_bytes(qa, values);
+    store_bytes(qb, values + kLanes);
   }
 }
 

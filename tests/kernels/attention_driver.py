@@ -1,6 +1,6 @@
 """`attention_driver.cpp` on tensors: the C++ of attention, rotation and the KV write, compiled without torch.
 
-It is compiled as the extension is, and without AVX-512: the portable path.
+It is compiled as the extension is, for AVX2, and for processors without either.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from pagedd.kernels.cpu import build
 from pagedd.kernels.kv_form import form_of
 from pagedd.kernels.layout import KVLayer, QuantizedLayer, block_size_of, planes_of
 
-FLAGS = {"native": [], "portable": ["-mno-avx512f", "-O2"]}
+FLAGS = {"native": [], "AVX2": ["-march=haswell", "-O2"], "portable": ["-march=x86-64-v2", "-O2"]}
 TYPES = {  # KvType of keys and of values
     "float32": (0, 0),
     "bf16": (1, 1),

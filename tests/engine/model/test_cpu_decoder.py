@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -200,3 +201,11 @@ def test_no_compiler_on_the_path_is_said_by_name(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(cpu.KernelsUnavailableError, match="no C\\+\\+ compiler \\(no-such-compiler"):
         cpu.load.__wrapped__()
+
+
+def test_a_processor_for_which_torch_is_faster_is_served_by_torch(tiny, load, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(cpu, "load", lambda: SimpleNamespace(INSTRUCTIONS=None))
+    folder, _ = tiny(make_config("llama", 4, 2, 64))
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(load(folder).model, Decoder)
+    assert "the C++ kernels' products are slow on a processor without AVX2" in caplog.text
