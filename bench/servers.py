@@ -1,4 +1,4 @@
-"""The servers that `serving.py` compares: how each is started in its own best configuration, asked, and stopped.
+"""The servers that `serving.py` compares: how each is started, without guesses but for pagedd's, asked, and stopped.
 
 Owns command lines and processes. What is asked of them, and what is made of the answers, is `serving.py`'s.
 """
