@@ -26,7 +26,7 @@ from pagedd.engine.model.weight_blocks import WeightBlocks
 from pagedd.engine.request import Request
 from pagedd.engine.sampling_params import SamplingParams
 from pagedd.engine.warm_up import launch_everything, steps_of_every_kind
-from pagedd.kernels import ops
+from pagedd.kernels import cpu, ops
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -151,6 +151,7 @@ DECORATORS = _decorators()
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
     monkeypatch.setenv(ops.BACKEND_VARIABLE, "triton")
+    monkeypatch.setattr(cpu, "loaded", lambda: None)  # an earlier test's C++ would draw the tokens
     yield
     monkeypatch.undo()
     ops.select_backend(CPU)
