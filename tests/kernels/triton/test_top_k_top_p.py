@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pagedd.engine.sampler import _weights
 from pagedd.kernels import torch_ops
+from pagedd.kernels.token_draw import _weights
 from pagedd.kernels.triton.top_k_top_p import keep_best
 
 
